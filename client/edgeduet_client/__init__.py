@@ -1,0 +1,1 @@
+"""The edge client: Flower ClientApp, local training, personal state."""

@@ -1,0 +1,1 @@
+"""The coordinator: Flower ServerApp, strategies, prompt orchestrator."""

@@ -1,0 +1,173 @@
+"""The message schema between server and clients: the only module that knows record keys.
+
+A typed request or reply becomes one Flower ``RecordDict`` and back:
+
+* ``meta`` (ConfigRecord): schema version, kind, and the small fields as one JSON text,
+* ``arrays.<field>`` (ArrayRecord): named float32 arrays.
+
+A record with another schema version, a missing field or a wrong type raises
+:class:`~edgeduet_shared.errors.MessageError`; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from edgeduet_shared.errors import MessageError
+from edgeduet_shared.plan import LocalPlan
+
+SCHEMA_VERSION = 1
+
+FloatArray = npt.NDArray[np.float32]
+Arrays = dict[str, FloatArray]
+
+
+@dataclass(frozen=True)
+class TrainRequest:
+    """Work for one client in one round (indices are 0-based).
+
+    ``shared`` holds the parameters the server owns; ``contexts`` the dispatched prompt contexts by
+    pool index, each (L, W).
+    """
+
+    kind: ClassVar[str] = "train"
+    array_fields: ClassVar[tuple[str, ...]] = ("shared", "contexts")
+
+    stage: int
+    round: int
+    plan: LocalPlan
+    shared: Arrays = field(default_factory=dict)
+    contexts: Arrays = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TrainReply:
+    """What a client sends back after training.
+
+    ``update`` holds new values of the uploaded groups; ``digest`` has one (D,) array under "digest"
+    when asked for; ``usage`` maps pool index to the attention mass that prompt received.
+    """
+
+    kind: ClassVar[str] = "train-reply"
+    array_fields: ClassVar[tuple[str, ...]] = ("update", "digest")
+
+    client: int
+    stage: int
+    round: int
+    examples: int
+    loss: float
+    accuracy: float
+    steps: int
+    seconds: float
+    usage: dict[str, float] = field(default_factory=dict)
+    update: Arrays = field(default_factory=dict)
+    digest: Arrays = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class EvaluateRequest:
+    """Ask a client to evaluate its personal model and the plain global model after a stage."""
+
+    kind: ClassVar[str] = "evaluate"
+    array_fields: ClassVar[tuple[str, ...]] = ("shared", "contexts")
+
+    stage: int
+    plan: LocalPlan
+    shared: Arrays = field(default_factory=dict)
+    contexts: Arrays = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class EvaluateReply:
+    """Counts per task of the stream, so that any accuracy can be derived.
+
+    ``personal`` and ``shared`` are correct predictions of the client's personal model and of the
+    plain global model on the client's own test slice of each task, out of ``totals``;
+    ``personal_common`` is the personal model on each task's common test set (-1 where the client
+    does not hold it, as on a device), out of ``common_totals``.
+    """
+
+    kind: ClassVar[str] = "evaluate-reply"
+    array_fields: ClassVar[tuple[str, ...]] = ()
+
+    client: int
+    stage: int
+    personal: tuple[int, ...]
+    shared: tuple[int, ...]
+    totals: tuple[int, ...]
+    personal_common: tuple[int, ...]
+    common_totals: tuple[int, ...]
+    held_out: int = -1
+    held_out_total: int = 0
+    seconds: float = 0.0
+
+
+Body = TrainRequest | TrainReply | EvaluateRequest | EvaluateReply
+BodyT = TypeVar("BodyT", TrainRequest, TrainReply, EvaluateRequest, EvaluateReply)
+
+
+def encode(body: Body) -> RecordDict:
+    """Return the record that carries ``body``."""
+    small: dict[str, Any] = {}
+    record = RecordDict()
+    for spec in fields(body):
+        value = getattr(body, spec.name)
+        if spec.name in body.array_fields:
+            record[f"arrays.{spec.name}"] = ArrayRecord({name: Array(_float32(a)) for name, a in value.items()})
+        else:
+            small[spec.name] = value.model_dump(mode="json") if isinstance(value, LocalPlan) else value
+    record["meta"] = ConfigRecord(
+        {"schema": SCHEMA_VERSION, "kind": body.kind, "fields": json.dumps(small, separators=(",", ":"))}
+    )
+    return record
+
+
+def decode(record: RecordDict, expected: type[BodyT]) -> BodyT:
+    """Return the typed body of ``record``.
+
+    Raises:
+        MessageError: other schema version, other kind, or fields that are missing or malformed.
+    """
+    meta = record.get("meta")
+    if not isinstance(meta, ConfigRecord) or "schema" not in meta:
+        raise MessageError("message has no edgeduet header; the sender is not an edgeduet client or server")
+    if meta["schema"] != SCHEMA_VERSION:
+        raise MessageError(
+            f"message uses schema version {meta['schema']}, this side speaks {SCHEMA_VERSION}; "
+            "install the same edgeduet version on server and clients"
+        )
+    if meta.get("kind") != expected.kind:
+        raise MessageError(f"expected a '{expected.kind}' message, got '{meta.get('kind')}'")
+    try:
+        values = json.loads(str(meta["fields"]))
+        if "plan" in values:
+            values["plan"] = LocalPlan.model_validate(values["plan"])
+        for name in expected.array_fields:
+            values[name] = {key: _float32(a.numpy()) for key, a in record.array_records[f"arrays.{name}"].items()}
+        values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+        return expected(**values)
+    except (KeyError, TypeError, ValueError) as error:
+        raise MessageError(f"malformed '{expected.kind}' message: {error}") from error
+
+
+def serialised_bytes(record: RecordDict) -> int:
+    """Size of ``record`` on the wire, in bytes (protobuf encoding, as Flower sends it)."""
+    from flwr.common.serde import recorddict_to_proto
+
+    return int(recorddict_to_proto(record).ByteSize())
+
+
+def context_arrays(contexts: Mapping[int, npt.NDArray[Any]]) -> Arrays:
+    """Key dispatched prompt contexts by their pool index."""
+    return {str(index): _float32(array) for index, array in contexts.items()}
+
+
+def _float32(array: npt.NDArray[Any]) -> FloatArray:
+    return np.ascontiguousarray(array, dtype=np.float32)

@@ -1,0 +1,1 @@
+"""Simulation of non-IID clients: scenarios, engines, comparison, reports."""
