@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from edgeduet_shared.config import Section
+from edgeduet_shared.config import PrivacyConfig, Section, TrainConfig
 
 Group = Literal["shared_adapter", "router", "routed_adapters", "prompt", "fusion", "lora", "head"]
 GROUPS: tuple[Group, ...] = ("shared_adapter", "router", "routed_adapters", "prompt", "fusion", "lora", "head")
@@ -49,3 +49,6 @@ class LocalPlan(Section):
     digest: bool = Field(False, description="send the mean normalised image feature")
     usage: bool = Field(False, description="send the attention mass each dispatched prompt received")
     noise: bool = Field(True, description="router noise while training")
+    optimiser: TrainConfig = Field(TrainConfig(), description="local optimisation of this round")
+    privacy: PrivacyConfig = Field(PrivacyConfig(), description="clipping and noise applied before anything is sent")
+    mix: float = Field(0.5, ge=0, le=1, description="lambda of the fused logits")

@@ -312,14 +312,13 @@ _Polygons = tuple[tuple[NDArray[np.float64], int], ...]
 @functools.cache
 def _outline(shape: str) -> _Polygons:
     """Polygons of a shape, each with its fill (255 adds, 0 cuts a hole)."""
-    holes = {"ring": _regular(24, 0.55), "cup": None}
     if shape == "ring":
-        return (_regular(32, 1.0), 255), (holes["ring"], 0)
+        return (_regular(32, 1.0), 255), (_regular(24, 0.55), 0)
     if shape == "moon":
         return (_regular(32, 1.0), 255), (_regular(32, 0.86) + (0.48, -0.12), 0)
     if shape == "flower":
-        petals = tuple((_regular(16, 0.42) + 0.56 * _polar(k / 6), 255) for k in range(6))
-        return (*petals, (_regular(16, 0.42), 255))
+        petals = tuple((_regular(16, 0.38) + 0.66 * _polar(k / 5), 255) for k in range(5))
+        return (*petals, (_regular(16, 0.40), 255))
     return ((_POLYGONS[shape](), 255),)
 
 
@@ -511,7 +510,7 @@ def _sketch(spec: Spec, scene: _Scene, rng: np.random.Generator) -> NDArray[np.u
 def _painting(spec: Spec, scene: _Scene, rng: np.random.Generator) -> NDArray[np.uint8]:
     """Brush strokes: colours smeared along a swirl, few tones, a warm palette, woven canvas."""
     canvas = _photo_canvas(spec, scene, rng)
-    swirl = 5.0
+    swirl = 3.5
     source_x = np.clip(_GRID_X + swirl * _smooth_noise(rng, 9), 0, _S - 1).astype(np.int32)
     source_y = np.clip(_GRID_Y + swirl * _smooth_noise(rng, 9), 0, _S - 1).astype(np.int32)
     smeared = canvas[source_y, source_x]
