@@ -109,18 +109,47 @@ class EvaluateReply:
     seconds: float = 0.0
 
 
-Body = TrainRequest | TrainReply | EvaluateRequest | EvaluateReply
-BodyT = TypeVar("BodyT", TrainRequest, TrainReply, EvaluateRequest, EvaluateReply)
+@dataclass(frozen=True)
+class HelloRequest:
+    """Ask a node which client (partition) it is; Flower's node ids are random and say nothing."""
+
+    kind: ClassVar[str] = "hello"
+    array_fields: ClassVar[tuple[str, ...]] = ()
 
 
-def encode(body: Body) -> RecordDict:
-    """Return the record that carries ``body``."""
+@dataclass(frozen=True)
+class HelloReply:
+    """The partition id of the node that answers; needs neither torch nor data."""
+
+    kind: ClassVar[str] = "hello-reply"
+    array_fields: ClassVar[tuple[str, ...]] = ()
+
+    client: int
+
+
+HELLO = "query.hello"
+"""Flower message type of a :class:`HelloRequest`: a ClientApp answers it with ``@app.query("hello")``."""
+
+Body = TrainRequest | TrainReply | EvaluateRequest | EvaluateReply | HelloRequest | HelloReply
+BodyT = TypeVar("BodyT", TrainRequest, TrainReply, EvaluateRequest, EvaluateReply, HelloRequest, HelloReply)
+
+WireArrays = dict[int, tuple[FloatArray, Array]]
+"""Arrays already encoded, by ``id`` (the array itself is kept, so that no id is ever reused)."""
+
+
+def encode(body: Body, wire: WireArrays | None = None) -> RecordDict:
+    """Return the record that carries ``body``.
+
+    With ``wire``, an array met before is not encoded again: a model sent to a thousand clients is
+    held in memory once.
+    """
+    wire = {} if wire is None else wire
     small: dict[str, Any] = {}
     record = RecordDict()
     for spec in fields(body):
         value = getattr(body, spec.name)
         if spec.name in body.array_fields:
-            record[f"arrays.{spec.name}"] = ArrayRecord({name: Array(_float32(a)) for name, a in value.items()})
+            record[f"arrays.{spec.name}"] = ArrayRecord({name: _wire_array(a, wire) for name, a in value.items()})
         else:
             small[spec.name] = value.model_dump(mode="json") if isinstance(value, LocalPlan) else value
     record["meta"] = ConfigRecord(
@@ -158,10 +187,36 @@ def decode(record: RecordDict, expected: type[BodyT]) -> BodyT:
 
 
 def serialised_bytes(record: RecordDict) -> int:
-    """Size of ``record`` on the wire, in bytes (protobuf encoding, as Flower sends it)."""
-    from flwr.common.serde import recorddict_to_proto
+    """Size of ``record`` on the wire, in bytes (protobuf encoding, as Flower sends it).
 
-    return int(recorddict_to_proto(record).ByteSize())
+    The sizes of array contents are added up from the encoding rules, so that nothing large is copied;
+    the result is that of ``recorddict_to_proto(record).ByteSize()``.
+    """
+    from flwr.common.serde import recorddict_to_proto
+    from flwr.proto.recorddict_pb2 import Array as ProtoArray
+
+    total = 0
+    for key, value in record.items():
+        if not isinstance(value, ArrayRecord):
+            total += recorddict_to_proto(RecordDict({key: value})).ByteSize()
+            continue
+        content = 0
+        for name, array in value.items():
+            header = ProtoArray(dtype=array.dtype, shape=array.shape, stype=array.stype).ByteSize()
+            size = header + (_field_bytes(len(array.data)) if array.data else 0)
+            content += _field_bytes(_text_bytes(name) + _field_bytes(size))
+        total += _field_bytes(_text_bytes(key) + _field_bytes(content))
+    return int(total)
+
+
+def _field_bytes(length: int) -> int:
+    """Bytes of a protobuf field with ``length`` bytes of content: tag (field numbers below 16), length, content."""
+    return 1 + max(1, (length.bit_length() + 6) // 7) + length
+
+
+def _text_bytes(text: str) -> int:
+    """Bytes of a protobuf text field; an empty text is not sent at all."""
+    return _field_bytes(len(text.encode())) if text else 0
 
 
 def context_arrays(contexts: Mapping[int, npt.NDArray[Any]]) -> Arrays:
@@ -171,3 +226,10 @@ def context_arrays(contexts: Mapping[int, npt.NDArray[Any]]) -> Arrays:
 
 def _float32(array: npt.NDArray[Any]) -> FloatArray:
     return np.ascontiguousarray(array, dtype=np.float32)
+
+
+def _wire_array(array: npt.NDArray[Any], wire: WireArrays) -> Array:
+    known = wire.get(id(array))
+    if known is None:
+        known = wire[id(array)] = (array, Array(_float32(array)))
+    return known[1]
