@@ -178,7 +178,7 @@ def random_spec(
         texture=TEXTURES[rng.integers(len(TEXTURES))],
         background=_BACKGROUND_NAMES[rng.integers(len(_BACKGROUND_NAMES))],
         count=int(rng.integers(1, len(COUNT_WORDS) + 1)),
-        style=styles[rng.integers(len(styles))],
+        style=styles[int(rng.integers(len(styles)))],
     )
 
 
@@ -315,7 +315,7 @@ def _outline(shape: str) -> _Polygons:
     if shape == "ring":
         return (_regular(32, 1.0), 255), (_regular(24, 0.55), 0)
     if shape == "moon":
-        return (_regular(32, 1.0), 255), (_regular(32, 0.86) + (0.48, -0.12), 0)
+        return (_regular(32, 1.0), 255), (_regular(32, 0.86) + np.array((0.48, -0.12)), 0)
     if shape == "flower":
         petals = tuple((_regular(16, 0.38) + 0.66 * _polar(k / 5), 255) for k in range(5))
         return (*petals, (_regular(16, 0.40), 255))
@@ -469,9 +469,7 @@ def _photo_canvas(spec: Spec, scene: _Scene, rng: np.random.Generator) -> _Float
     shadow[shift:, shift:] = scene.cover[:-shift, :-shift]
     ground = ground * (1 - 0.45 * shadow)[..., None]
     direction = rng.uniform(0, 2 * math.pi)
-    light = 1 - 0.25 * (
-        scene.local[0] * math.cos(direction) + scene.local[1] * math.sin(direction)
-    )
+    light = 1 - 0.25 * (scene.local[0] * math.cos(direction) + scene.local[1] * math.sin(direction))
     body = _fill(scene, _jitter(COLOURS[spec.colour], rng, 18)) * light[..., None]
     return _over(ground, body, scene.cover)
 

@@ -1,0 +1,1 @@
+"""Scripts that make the shipped backbones, and measure them."""

@@ -1,0 +1,53 @@
+"""A progress bar for training that also reads well in a log file."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+_LOG_SECONDS = 30.0
+
+
+@contextlib.contextmanager
+def training_bar(name: str, *, total: int, completed: int = 0) -> Iterator[Callable[..., None]]:
+    """Yield ``report(step, loss=...)``: a live bar on a terminal, a line now and then elsewhere."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        last = [time.monotonic()]
+
+        def line(step: int, **values: float) -> None:
+            if step < total and time.monotonic() - last[0] < _LOG_SECONDS:
+                return
+            last[0] = time.monotonic()
+            shown = " ".join(f"{key}={value:.4f}" for key, value in values.items())
+            console.print(f"{name} step={step}/{total} {shown}", highlight=False)
+
+        yield line
+        return
+    columns = (
+        TextColumn(name),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[shown]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task(name, total=total, completed=completed, shown="")
+
+        def update(step: int, **values: float) -> None:
+            shown = " ".join(f"{key} {value:.3f}" for key, value in values.items())
+            progress.update(task, completed=step, shown=shown)
+
+        yield update
