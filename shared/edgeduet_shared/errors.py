@@ -22,12 +22,24 @@ class DataError(EdgeDuetError):
     """Images, folders, partitions or caches that cannot be used."""
 
 
+class FederationError(EdgeDuetError):
+    """A federation that cannot go on: too few usable replies, or an engine that broke."""
+
+
+class RunStopped(EdgeDuetError):
+    """A run that was asked to stop; says where it is saved and how to go on."""
+
+
 class BackboneError(EdgeDuetError):
     """A backbone that is missing, altered or unsupported."""
 
 
 class MessageError(EdgeDuetError):
     """A message that does not follow the schema of this version."""
+
+
+class VersionError(MessageError):
+    """A message of another schema version."""
 
 
 class StateError(EdgeDuetError):

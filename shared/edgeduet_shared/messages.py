@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from edgeduet_shared.errors import MessageError
+from edgeduet_shared.errors import MessageError, VersionError
 from edgeduet_shared.plan import LocalPlan
 
 SCHEMA_VERSION = 1
@@ -162,13 +162,14 @@ def decode(record: RecordDict, expected: type[BodyT]) -> BodyT:
     """Return the typed body of ``record``.
 
     Raises:
-        MessageError: other schema version, other kind, or fields that are missing or malformed.
+        VersionError: other schema version.
+        MessageError: other kind, or fields that are missing or malformed.
     """
     meta = record.get("meta")
     if not isinstance(meta, ConfigRecord) or "schema" not in meta:
         raise MessageError("message has no edgeduet header; the sender is not an edgeduet client or server")
     if meta["schema"] != SCHEMA_VERSION:
-        raise MessageError(
+        raise VersionError(
             f"message uses schema version {meta['schema']}, this side speaks {SCHEMA_VERSION}; "
             "install the same edgeduet version on server and clients"
         )
