@@ -1,0 +1,259 @@
+"""Encode once what no trained parameter changes, and keep it on disk in half precision.
+
+A cache entry is one ``.npy`` file of shape ``[N, ...]`` float16, row by row as in the table, named by
+a hash of the model part that encodes, the transform and the content of the images.
+
+How it is written: under a file lock (a second process waits, then reads the finished entry), to a
+``.partial`` file that already has the final header and grows by whole chunks, and is renamed when
+complete. After a kill the lock is gone, whole chunks are kept and encoding goes on behind them;
+batches start at the same rows, so the result is the same as without the interruption. The
+rows are appended by plain writes, not through the memory map: a full disk is then an error to
+report and not a bus error.
+
+Legend: ``N`` images, ``B`` batch, ``C, H, W`` channels and size of the transformed image.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import math
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from io import BufferedRandom
+from pathlib import Path
+
+import filelock
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from edgeduet_shared.data.cache_folder import cache_folder, make_folder
+from edgeduet_shared.data.progress import progress_bar
+from edgeduet_shared.data.sources import ImageTable
+from edgeduet_shared.errors import DataError
+
+log = logging.getLogger(__name__)
+
+BATCH = 64
+CHUNK = 4 * BATCH
+"""Rows written and synced together: what a kill can cost."""
+
+Transform = Callable[[Image.Image], torch.Tensor]
+Encode = Callable[[torch.Tensor], torch.Tensor]
+Half = NDArray[np.float16]
+
+
+class FeatureCache:
+    """Features on disk, shared by all clients, runs and processes of one machine."""
+
+    def __init__(self, root: Path | None = None) -> None:
+        """Use ``root``, or the user's cache folder (``$EDGEDUET_CACHE``)."""
+        self.root = (root if root is not None else cache_folder()) / "features"
+
+    def path(self, table: ImageTable, *, model_key: str, transform: Transform) -> Path:
+        """Where the entry of these images, this model part and this transform lies."""
+        identity = "\x1f".join((model_key, transform_key(transform), table.fingerprint, str(len(table))))
+        return self.root / f"{hashlib.sha256(identity.encode()).hexdigest()[:24]}.npy"
+
+    def open(
+        self,
+        table: ImageTable,
+        *,
+        model_key: str,
+        transform: Transform,
+        encode: Encode,
+        progress: bool = True,
+    ) -> np.memmap:
+        """Return features ``[N, ...]`` float16, read-only, encoding first what is missing.
+
+        ``encode`` maps ``[B, C, H, W]`` to ``[B, ...]``; ``model_key`` must name everything in it that
+        can change a value. ``transform`` must be deterministic and its ``repr`` complete.
+
+        Raises:
+            DataError: an image cannot be decoded, the disk is full or not writable, an entry is damaged.
+        """
+        final = self.path(table, model_key=model_key, transform=transform)
+        if not final.exists():
+            make_folder(self.root)
+            with _locked(final.with_suffix(".lock")):
+                # Another process may have finished it while this one waited.
+                if not final.exists():
+                    _Writer(final, table, transform, encode, progress).run()
+        return _open_entry(final, len(table))
+
+
+def transform_key(transform: Transform) -> str:
+    """``repr`` of a transform without memory addresses, which differ in every process."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(transform))
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the entry's lock. The system drops it when the process dies, so it never goes stale."""
+    lock = filelock.FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        log.info("another process is encoding these images; waiting for it (%s)", path)
+        lock.acquire()
+    except OSError as error:
+        raise _unwritable(path.parent, error) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+class _Writer:
+    """Encodes one entry."""
+
+    def __init__(self, final: Path, table: ImageTable, transform: Transform, encode: Encode, progress: bool) -> None:
+        self._final = final
+        self._partial = final.with_suffix(".partial")
+        self._table = table
+        self._transform = transform
+        self._encode = encode
+        self._progress = progress
+
+    def run(self) -> None:
+        try:
+            self._write()
+            os.replace(self._partial, self._final)
+        except (DataError, OSError) as error:
+            # What a kill leaves is worth going on with; what an error leaves is only in the way.
+            with suppress(OSError):
+                self._partial.unlink(missing_ok=True)
+            if isinstance(error, DataError):
+                raise
+            raise _unwritable(self._final.parent, error) from error
+
+    def _write(self) -> None:
+        total = len(self._table)
+        shape, done = _resumable(self._partial, total)
+        if done:
+            log.info("going on with an interrupted encoding at image %d of %d", done + 1, total)
+        with (
+            self._partial.open("r+b" if done else "w+b") as file,
+            progress_bar("encoding images", total, enabled=self._progress) as advance,
+        ):
+            file.seek(0, os.SEEK_END)
+            advance(done)
+            while done < total:
+                chunk = self._encode_rows(done, min(done + CHUNK, total), advance)
+                if shape is None:
+                    shape = chunk.shape[1:]
+                    self._check_space(shape)
+                    _write_header(file, (total, *shape))
+                if chunk.shape[1:] != shape:
+                    raise DataError(
+                        f"{self._final.name}: features changed shape from {shape} to {chunk.shape[1:]} while "
+                        "encoding; the same model_key must not name two model parts"
+                    )
+                self._append(file, chunk, shape)
+                done += len(chunk)
+
+    def _encode_rows(self, start: int, stop: int, advance: Callable[[int], None]) -> Half:
+        parts = []
+        for first in range(start, stop, BATCH):
+            rows = range(first, min(first + BATCH, stop))
+            with torch.inference_mode():
+                pixels = torch.stack([self._transform(self._table.image(row)) for row in rows])
+                encoded = self._encode(pixels).to("cpu", torch.float16).numpy()
+            if len(encoded) != len(rows):
+                raise ValueError(f"encode returned {len(encoded)} rows for {len(rows)} images")
+            finite = np.isfinite(encoded.reshape(len(rows), -1)).all(axis=1)
+            if not finite.all():
+                name = self._table.image_name(rows[int(np.argmin(finite))])
+                raise DataError(f"{name}: its features are not finite in half precision; the backbone does not suit it")
+            parts.append(encoded)
+            advance(len(rows))
+        return np.concatenate(parts)
+
+    def _check_space(self, shape: tuple[int, ...]) -> None:
+        needed = _bytes(len(self._table), shape)
+        free = shutil.disk_usage(self._final.parent).free
+        if free < needed:
+            raise self._full(needed, free)
+
+    def _append(self, file: BufferedRandom, chunk: Half, shape: tuple[int, ...]) -> None:
+        try:
+            file.write(np.ascontiguousarray(chunk).tobytes())
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            free = shutil.disk_usage(self._final.parent).free
+            raise self._full(_bytes(len(self._table), shape), free) from error
+
+    def _full(self, needed: int, free: int) -> DataError:
+        return DataError(
+            f"{self._final.parent}: disk full: caching {len(self._table)} images needs {_megabytes(needed)}, "
+            f"{_megabytes(free)} are free; make room or set EDGEDUET_CACHE to a folder on a larger disk"
+        )
+
+
+def _resumable(partial: Path, total: int) -> tuple[tuple[int, ...] | None, int]:
+    """Row shape and number of whole-chunk rows of an interrupted entry, cut to them; ``(None, 0)`` if none."""
+    try:
+        with partial.open("r+b") as file:
+            shape, offset = _read_header(file)
+            if not shape or shape[0] != total:
+                return None, 0
+            row = _bytes(1, shape[1:])
+            size = file.seek(0, os.SEEK_END)
+            done = (size - offset) // row // CHUNK * CHUNK
+            if done <= 0:
+                return None, 0
+            file.truncate(offset + done * row)
+            return shape[1:], done
+    except (FileNotFoundError, ValueError):
+        return None, 0
+
+
+def _write_header(file: BufferedRandom, shape: tuple[int, ...]) -> None:
+    header = {"descr": np.lib.format.dtype_to_descr(np.dtype(np.float16)), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)
+
+
+def _read_header(file: BufferedRandom) -> tuple[tuple[int, ...], int]:
+    """Shape and offset of the data; ``ValueError`` when this is no such file."""
+    if np.lib.format.read_magic(file) != (1, 0):
+        raise ValueError("not a version 1.0 npy file")
+    shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(file)
+    if fortran_order or dtype != np.float16:
+        raise ValueError("not a float16 array in row order")
+    return tuple(shape), file.tell()
+
+
+def _open_entry(path: Path, rows: int) -> np.memmap:
+    try:
+        features = np.load(path, mmap_mode="r")
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: damaged feature cache ({error}); delete it to encode the images again") from error
+    if features.dtype != np.float16 or features.shape[:1] != (rows,):
+        raise DataError(
+            f"{path}: damaged feature cache ({features.dtype} {features.shape}); delete it to encode the images again"
+        )
+    return features
+
+
+def _bytes(rows: int, shape: tuple[int, ...]) -> int:
+    return rows * math.prod(shape) * np.dtype(np.float16).itemsize
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:.1f} MB"
+
+
+def _unwritable(folder: Path, error: OSError) -> DataError:
+    return DataError(
+        f"{folder}: the feature cache cannot be written ({error.strerror}); "
+        "set EDGEDUET_CACHE to a folder you may write to"
+    )

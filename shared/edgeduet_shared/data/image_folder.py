@@ -1,0 +1,162 @@
+"""Find images in a ``root/[domain/]class/`` folder, check and fingerprint them.
+
+Reading 10 000 small files takes seconds, so the result per file is remembered in the cache folder
+under (path, size, modification time) once a scan has been slow.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from edgeduet_shared.data.cache_folder import cache_folder
+from edgeduet_shared.data.image_check import problem
+from edgeduet_shared.errors import DataError
+
+log = logging.getLogger(__name__)
+
+SUFFIXES = (".jpg", ".jpeg", ".png")
+ONLY_DOMAIN = "images"
+"""Name of the single domain of a ``root/class/`` folder."""
+
+SLOW_S = 2.0
+"""Scans slower than this are remembered."""
+
+_LAYOUT = "expected ROOT/class/*.jpg or ROOT/domain/class/*.jpg"
+
+
+def find_images(root: Path) -> Mapping[tuple[str, str], tuple[str, ...]]:
+    """Return ``(domain, class) -> sorted paths relative to root`` (with ``/``). Hidden files are ignored.
+
+    Raises :class:`DataError` when the folder is missing, holds no image, or mixes layouts.
+    """
+    if not root.is_dir():
+        raise DataError(
+            f"{root}: no such folder; check the path in data.source, "
+            "or use --set data.source=world for generated images"
+        )
+    paths = _walk(root)
+    if not paths:
+        raise DataError(f"{root}: no image in it; {_LAYOUT} (or .jpeg, .png)")
+    depths = Counter(path.count("/") for path in paths)
+    usual = max(depths, key=lambda depth: (depths[depth], depth))
+    for path in paths:
+        depth = path.count("/")
+        if depth not in (1, 2) or depth != usual:
+            other = "" if depth not in (1, 2) or usual not in (1, 2) else f" while most images are as {_example(usual)}"
+            raise DataError(f"{root / path}: image in an unexpected place{other}; {_LAYOUT}, one of them throughout")
+    found: dict[tuple[str, str], list[str]] = {}
+    for path in paths:
+        *folders, _ = path.split("/")
+        domain = folders[0] if len(folders) == 2 else ONLY_DOMAIN
+        found.setdefault((domain, folders[-1]), []).append(path)
+    return {cell: tuple(sorted(files)) for cell, files in found.items()}
+
+
+def _example(depth: int) -> str:
+    return "ROOT/class/image" if depth == 1 else "ROOT/domain/class/image"
+
+
+def _walk(root: Path) -> list[str]:
+    """Sorted relative paths of all images down to one level deeper than any valid layout."""
+
+    def unreadable(error: OSError) -> None:
+        raise DataError(f"{error.filename}: cannot be read ({error.strerror}); check its permissions") from error
+
+    paths = []
+    for folder, subfolders, files in os.walk(root, followlinks=True, onerror=unreadable):
+        relative = Path(folder).relative_to(root).as_posix()
+        # Bounds the walk also where a link leads back to a parent.
+        deep = relative != "." and relative.count("/") >= 2
+        subfolders[:] = [] if deep else sorted(name for name in subfolders if not name.startswith("."))
+        prefix = "" if relative == "." else relative + "/"
+        paths += [
+            prefix + name for name in files if name.lower().endswith(SUFFIXES) and not name.startswith(".")
+        ]
+    return sorted(paths)
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """What is known of one file. ``decoded``: it was fully decoded, not only its header looked at."""
+
+    size: int
+    mtime_ns: int
+    sha256: str
+    problem: str
+    decoded: bool
+
+
+@dataclass(eq=False)
+class FileIndex:
+    """Checks and hashes files below ``root``, remembering results of earlier runs.
+
+    ``full_decode`` decodes every image instead of looking at its header only: needed when corrupt
+    images are to be left out, because a JPEG cut short has a perfect header.
+    """
+
+    root: Path
+    full_decode: bool = False
+    seconds: float = 0.0
+    _known: dict[str, FileRecord] = field(init=False)
+    _store: Path = field(init=False)
+    _changed: bool = False
+
+    def __post_init__(self) -> None:
+        identity = hashlib.sha256(str(self.root.resolve()).encode()).hexdigest()[:16]
+        self._store = cache_folder() / "files" / f"{identity}.json"
+        self._known = _read_records(self._store)
+
+    def check(self, relative: str) -> FileRecord:
+        """Return the record of a file, reading it only when it is new or has changed."""
+        start = time.perf_counter()
+        path = self.root / relative
+        try:
+            status = path.stat()
+            record = self._known.get(relative)
+            if (
+                record is None
+                or (record.size, record.mtime_ns) != (status.st_size, status.st_mtime_ns)
+                or (self.full_decode and not record.decoded)
+            ):
+                data = path.read_bytes()
+                found = problem(data, full=self.full_decode)
+                digest = hashlib.sha256(data).hexdigest()
+                record = FileRecord(status.st_size, status.st_mtime_ns, digest, found, self.full_decode)
+                self._known[relative] = record
+                self._changed = True
+        except OSError as error:
+            # Not remembered: permissions change without a new modification time.
+            record = FileRecord(0, 0, "", error.strerror or str(error), self.full_decode)
+        self.seconds += time.perf_counter() - start
+        return record
+
+    def save(self) -> None:
+        """Remember the records when gathering them was slow. A cache that cannot be written costs only time."""
+        if not self._changed or self.seconds < SLOW_S:
+            return
+        temporary = self._store.with_suffix(f".{os.getpid()}.tmp")
+        try:
+            self._store.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(json.dumps({path: list(vars(r).values()) for path, r in self._known.items()}))
+            os.replace(temporary, self._store)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            log.warning("file hashes not remembered in %s (%s); the next run reads the files again", self._store, error)
+
+
+def _read_records(store: Path) -> dict[str, FileRecord]:
+    try:
+        return {path: FileRecord(*values) for path, values in json.loads(store.read_text()).items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        log.warning("%s: remembered file hashes are unreadable (%s); the files are read again", store, error)
+        return {}
