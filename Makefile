@@ -6,9 +6,8 @@ TORCH_INDEX ?=
 DATA :=
 SEEDS := 1
 OUT := runs/demo
+SET :=
 PYTEST_ARGS :=
-
-DEMO_METHODS := zero-shot,local,promptfl,fedavg-adapter,fed-duet,joint
 
 # The first Python on the path that is new enough.
 ifndef PYTHON
@@ -29,8 +28,9 @@ unexport PYTHONPATH
 help: ## list these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 	@echo
-	@echo "variables: DATA=FOLDER or DATA=hub:NAME (demo), SEEDS=$(SEEDS), OUT=$(OUT), INSTALLER=pip|uv, PYTHON, VENV=$(VENV),"
-	@echo "           TORCH_INDEX=URL of an index of CPU wheels of torch, PYTEST_ARGS='-k name' (test)"
+	@echo "for demo:   DATA=FOLDER or DATA=hub:NAME, SEEDS=$(SEEDS), OUT=$(OUT), SET='key=value ...'"
+	@echo "for test:   PYTEST_ARGS='-k name'"
+	@echo "to install: INSTALLER=pip|uv, PYTHON=python3.12, VENV=$(VENV), TORCH_INDEX=URL of an index of CPU wheels of torch"
 
 python-found:
 	@if [ -z "$(PYTHON)" ]; then echo "error: no Python 3.11 or newer on the PATH; install one, or set PYTHON=/path/to/python" >&2; exit 2; fi
@@ -39,6 +39,10 @@ python-found:
 
 venv-sim venv-dev: venv-%: python-found
 	@$(PYTHON) tools/make_venv.py --venv "$(VENV)" --extra $* --installer "$(INSTALLER)" --torch-index "$(TORCH_INDEX)"
+
+demo: python-found ## run the main job and say where its report is (DATA=FOLDER or DATA=hub:NAME for real images)
+	@$(PYTHON) tools/demo.py --data "$(DATA)" --seeds "$(SEEDS)" --out "$(OUT)" --set "$(SET)" \
+		--venv "$(VENV)" --installer "$(INSTALLER)" --torch-index "$(TORCH_INDEX)"
 
 test: venv-dev ## lint, format, types and all tests
 	$(BIN)/ruff check .

@@ -68,9 +68,11 @@ def refresh(venv: Path, extra: str, installer: str, torch_index: str) -> None:
     if not _runs(python):
         _create(venv, installer)
     if installer == "pip":
-        install = [str(python), "-m", "pip", "install", "--no-input", "--disable-pip-version-check", "--quiet"]
+        install = [str(python), "-m", "pip", "install", "--no-input", "--disable-pip-version-check"]
     else:
-        install = ["uv", "pip", "install", "--python", str(python), "--quiet"]
+        install = ["uv", "pip", "install", "--python", str(python)]
+    if not sys.stdout.isatty():
+        install += ["--quiet", "--quiet"] if installer == "pip" else ["--quiet"]  # errors only: progress is for people
     try:
         choice = choose(python, PYPROJECT, installer, torch_index)
     except LookupError as error:

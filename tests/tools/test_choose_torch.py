@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import choose_torch
+
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def _load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("choose_torch", ROOT / "tools" / "choose_torch.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["choose_torch"] = module  # dataclasses look their module up there
-    spec.loader.exec_module(module)
-    return module
-
-
-choose_torch = _load()
 LISTING = "torch (2.15.0)\nAvailable versions: 2.15.0, 2.14.1, 2.13.0+cpu, 2.13.0, 2.12.1+cpu, 2.8.0+cpu"
 
 
