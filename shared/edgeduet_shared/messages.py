@@ -170,11 +170,11 @@ def decode(record: RecordDict, expected: type[BodyT]) -> BodyT:
         raise MessageError("message has no edgeduet header; the sender is not an edgeduet client or server")
     if meta["schema"] != SCHEMA_VERSION:
         raise VersionError(
-            f"message uses schema version {meta['schema']}, this side speaks {SCHEMA_VERSION}; "
+            f"message uses schema version {meta['schema']!r}, this side speaks {SCHEMA_VERSION}; "
             "install the same edgeduet version on server and clients"
         )
     if meta.get("kind") != expected.kind:
-        raise MessageError(f"expected a '{expected.kind}' message, got '{meta.get('kind')}'")
+        raise MessageError(f"expected a '{expected.kind}' message, got {meta.get('kind')!r}")
     try:
         values = json.loads(str(meta["fields"]))
         if "plan" in values:

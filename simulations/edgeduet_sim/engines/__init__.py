@@ -1,0 +1,1 @@
+"""Engines: what carries messages between the ServerApp and simulated clients."""
