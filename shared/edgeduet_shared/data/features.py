@@ -34,8 +34,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from edgeduet_shared.data.cache_folder import cache_folder, make_folder
+from edgeduet_shared.data.image_table import ImageTable
 from edgeduet_shared.data.progress import progress_bar
-from edgeduet_shared.data.sources import ImageTable
 from edgeduet_shared.errors import DataError
 
 log = logging.getLogger(__name__)

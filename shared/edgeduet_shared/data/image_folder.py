@@ -12,12 +12,16 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+from PIL import Image
+
 from edgeduet_shared.data.cache_folder import cache_folder
-from edgeduet_shared.data.image_check import problem
+from edgeduet_shared.data.image_check import decode, problem
+from edgeduet_shared.data.image_table import Inspection, Listing
 from edgeduet_shared.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -77,10 +81,67 @@ def _walk(root: Path) -> list[str]:
         deep = relative != "." and relative.count("/") >= 2
         subfolders[:] = [] if deep else sorted(name for name in subfolders if not name.startswith("."))
         prefix = "" if relative == "." else relative + "/"
-        paths += [
-            prefix + name for name in files if name.lower().endswith(SUFFIXES) and not name.startswith(".")
-        ]
+        paths += [prefix + name for name in files if name.lower().endswith(SUFFIXES) and not name.startswith(".")]
     return sorted(paths)
+
+
+@dataclass(frozen=True, eq=False)
+class FileReader:
+    """Reads images from files; ``paths`` are relative to ``root``."""
+
+    root: Path
+    paths: tuple[str, ...]
+
+    def read(self, index: int) -> Image.Image:
+        """Decode one file (RGB)."""
+        path = self.root / self.paths[index]
+        return decode(path, str(path))
+
+    def name(self, index: int) -> str:
+        """Its path."""
+        return str(self.root / self.paths[index])
+
+
+def list_folder(root: Path, *, full_decode: bool) -> Listing:
+    """List the images of ``root/[domain/]class/``; ``full_decode`` as in :class:`FileIndex`."""
+    found = find_images(root)
+    domain_names = tuple(sorted({domain for domain, _ in found}))
+    class_names = tuple(sorted({name for _, name in found}))
+    paths: list[str] = []
+    labels: list[int] = []
+    domains: list[int] = []
+    for (domain, name), files in sorted(found.items()):
+        paths += files
+        labels += [class_names.index(name)] * len(files)
+        domains += [domain_names.index(domain)] * len(files)
+    index = FileIndex(root, full_decode)
+    return list_files(FileReader(root, tuple(paths)), labels, domains, class_names, domain_names, index)
+
+
+def list_files(
+    reader: FileReader,
+    labels: Sequence[int],
+    domains: Sequence[int],
+    class_names: tuple[str, ...],
+    domain_names: tuple[str, ...],
+    index: FileIndex,
+) -> Listing:
+    """A listing whose images are files, checked and hashed by ``index``."""
+
+    def inspect(position: int) -> Inspection:
+        path = reader.paths[position]
+        record = index.check(path)
+        return Inspection(f"{path}\0{record.size}\0{record.sha256}", record.problem)
+
+    return Listing(
+        reader=reader,
+        labels=np.array(labels, np.int64),
+        domains=np.array(domains, np.int64),
+        class_names=class_names,
+        domain_names=domain_names,
+        inspect=inspect,
+        finish=index.save,
+    )
 
 
 @dataclass(frozen=True)

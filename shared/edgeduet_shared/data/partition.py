@@ -146,9 +146,7 @@ def _dirichlet(
     return owners
 
 
-def _draw_until_large_enough(
-    tasks: Sequence[TaskRows], config: PartitionConfig, clients: int, seed: int
-) -> list[Ints]:
+def _draw_until_large_enough(tasks: Sequence[TaskRows], config: PartitionConfig, clients: int, seed: int) -> list[Ints]:
     """One draw of shares for all ``tasks`` (same classes), repeated until every client has ``min_size`` in each."""
     rng = np.random.default_rng(seed)
     class_ids = tasks[0].class_ids
@@ -181,7 +179,7 @@ def _by_domain(
         raise ConfigError("partition.kind=domain needs at least two domains; use --set partition.kind=iid")
     if clients < len(names):
         raise ConfigError(
-            f"partition.kind=domain: {clients} clients for {len(names)} domains, so some images would belong to nobody; "
+            f"partition.kind=domain: {clients} clients for {len(names)} domains leave images that belong to nobody; "
             f"set federation.clients to at least {len(names)}, or list fewer data.domains"
         )
     owners = []
@@ -253,6 +251,6 @@ def _check_minimum(task: TaskRows, owner: Ints, config: PartitionConfig, clients
     if sizes.min() < config.min_size:
         raise DataError(
             f"partition.min_size={config.min_size}: client {int(sizes.argmin()) + 1} of {clients} gets "
-            f"{int(sizes.min())} images of task '{task.name}' (partition.kind={config.kind}); lower federation.clients, "
-            "or set partition.min_size=0"
+            f"{int(sizes.min())} images of task '{task.name}' (partition.kind={config.kind}); "
+            "lower federation.clients, or set partition.min_size=0"
         )

@@ -26,8 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeduet_shared.config import Scenario
+from edgeduet_shared.data.image_table import ImageTable
 from edgeduet_shared.data.partition import TaskRows, partition_tasks
-from edgeduet_shared.data.sources import ImageTable
 from edgeduet_shared.data.stream import Stream, Task, build_stream
 from edgeduet_shared.errors import DataError
 from edgeduet_shared.seeds import derive_seed
@@ -138,8 +138,8 @@ def _check_classes(task: Task, stream: Stream, rows: Ints, table: ImageTable) ->
     for class_id in task.class_ids:
         if not present[class_id]:
             raise DataError(
-                f"class '{stream.class_names[class_id]}' has no training image in task '{task.name}' of {table.source}; "
-                "add images, or leave the class or domain out with --set data.classes=[...] or data.domains=[...]"
+                f"class '{stream.class_names[class_id]}' has no training image in task '{task.name}' "
+                f"of {table.source}; add images, or leave the class or domain out with --set data.classes=[...] or data.domains=[...]"
             )
 
 
@@ -159,9 +159,7 @@ def _client_tests(
         # A random start in each pool, so that clients with equal proportions see different images.
         starts = rng.integers(0, np.maximum(available, 1))
         counts = slice_counts(held, available)
-        parts = [
-            pools[k][(starts[k] + np.arange(counts[k])) % available[k]] for k in np.flatnonzero(counts)
-        ]
+        parts = [pools[k][(starts[k] + np.arange(counts[k])) % available[k]] for k in np.flatnonzero(counts)]
         slices.append(np.sort(np.concatenate(parts)) if parts else np.empty(0, np.int64))
     return tuple(slices)
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeduet_shared.config import StreamConfig
-from edgeduet_shared.data.sources import ImageTable
+from edgeduet_shared.data.image_table import ImageTable
 from edgeduet_shared.errors import ConfigError, DataError
 from edgeduet_shared.seeds import derive_seed
 
