@@ -153,7 +153,7 @@ class Exchange:
         the message's time to live is over.
         """
         answers: Answers[BodyT] = Answers()
-        pending = self._send(requests, message_type, group, answers)
+        pending: dict[str, int] = self._send(requests, message_type, group, answers)
         expires = self._clock.now() + self._time_to_live
         deadline = self._clock.now() + timeout
         pause = FIRST_PAUSE
