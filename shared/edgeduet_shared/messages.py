@@ -2,7 +2,8 @@
 
 A typed request or reply becomes one Flower ``RecordDict`` and back:
 
-* ``meta`` (ConfigRecord): schema version, kind, and the small fields as one JSON text,
+* ``meta`` (ConfigRecord): schema version, kind, the small fields as one JSON text, and ``seconds`` as a
+  double (as text its length, and with it the measured size of a message, would differ from run to run),
 * ``arrays.<field>`` (ArrayRecord): named float32 arrays.
 
 A record with another schema version, a missing field or a wrong type raises
@@ -152,8 +153,9 @@ def encode(body: Body, wire: WireArrays | None = None) -> RecordDict:
             record[f"arrays.{spec.name}"] = ArrayRecord({name: _wire_array(a, wire) for name, a in value.items()})
         else:
             small[spec.name] = value.model_dump(mode="json") if isinstance(value, LocalPlan) else value
+    seconds = {"seconds": float(small.pop("seconds"))} if "seconds" in small else {}
     record["meta"] = ConfigRecord(
-        {"schema": SCHEMA_VERSION, "kind": body.kind, "fields": json.dumps(small, separators=(",", ":"))}
+        {"schema": SCHEMA_VERSION, "kind": body.kind, "fields": json.dumps(small, separators=(",", ":")), **seconds}
     )
     return record
 
@@ -179,6 +181,8 @@ def decode(record: RecordDict, expected: type[BodyT]) -> BodyT:
         values = json.loads(str(meta["fields"]))
         if "plan" in values:
             values["plan"] = LocalPlan.model_validate(values["plan"])
+        if "seconds" in meta:
+            values["seconds"] = meta["seconds"]
         for name in expected.array_fields:
             values[name] = {key: _float32(a.numpy()) for key, a in record.array_records[f"arrays.{name}"].items()}
         values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
