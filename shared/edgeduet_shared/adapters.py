@@ -152,8 +152,9 @@ class AdapterSite(nn.Module):
         Returns:
             the addition (B, T, D), and (B, E) clean logits or None without routed adapters.
         """
-        down_HD, bias_H = self.shared.down_weight, self.shared.down_bias
-        up_DH = self.shared.up_weight
+        down_HD: Tensor = self.shared.down_weight
+        bias_H: Tensor = self.shared.down_bias
+        up_DH: Tensor = self.shared.up_weight
         logits_BE = None
         if self.experts:
             logits_BE, gates_BE = self._gates(routing_BD, noise)

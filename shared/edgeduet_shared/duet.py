@@ -23,10 +23,10 @@ length, T tokens, W text width, N = M * C.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
-from torch import LongTensor, Tensor, nn
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
@@ -49,6 +49,9 @@ from edgeduet_shared.prompts import (
 )
 from edgeduet_shared.seeds import derive_seed
 from edgeduet_shared.text_tower import TextTower, text_tower
+
+if TYPE_CHECKING:
+    from edgeduet_shared.lora import LoraCopy
 
 Params = dict[str, Tensor]
 """Flat parameters, named as in ``DuetModel.named_parameters()``."""
@@ -110,13 +113,13 @@ class DuetModel(nn.Module):
         self._backbone = backbone
         self._class_names = tuple(class_names)
         model = backbone.model
+        self.lora_copy: LoraCopy | None = None
         if parts.lora:
             from edgeduet_shared.lora import LoraCopy  # peft is slow to import and only this part needs it
 
-            # Kept in a tuple, so that the copy is not registered as a submodule.
-            self._lora_copy = (LoraCopy(backbone.model, config.lora_rank),)
-            model = self._lora_copy[0].model
-            self.lora = self._lora_copy[0].updates
+            self.lora_copy = LoraCopy(backbone.model, config.lora_rank)
+            model = self.lora_copy.model
+            self.lora = self.lora_copy.updates
         self._image: ImageTower = self._image_tower(model)
         self.front_key = self._image.front_key
         adapter = config.adapter
@@ -217,7 +220,7 @@ class DuetModel(nn.Module):
             raw_BD = self.head(raw_BD)
         return functional.normalize(raw_BD, dim=-1), logits
 
-    def encode_text(self, class_ids_C: LongTensor, noise: Noise | None = None) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def encode_text(self, class_ids_C: Tensor, noise: Noise | None = None) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Normalised text features (C, D) and the clean router logits (C, E) of each routed site.
 
         Under the local prompt when there is one, else under the hand-written template.
@@ -239,7 +242,7 @@ class DuetModel(nn.Module):
         )
         return functional.normalize(raw_CD, dim=-1), logits
 
-    def encode_text_under(self, contexts_MLW: Tensor, class_ids_C: LongTensor) -> Tensor:
+    def encode_text_under(self, contexts_MLW: Tensor, class_ids_C: Tensor) -> Tensor:
         """Normalised text features (M, C, D) under M given contexts, text adapters in evaluation mode.
 
         Raises:
@@ -298,8 +301,8 @@ class DuetModel(nn.Module):
     def _image_tower(self, model: Any) -> ImageTower:
         if self.parts.adapters:
             return adapted_image_tower(model, self._backbone.embed_dim, self.config.adapter)
-        if self.parts.lora:
-            return self._lora_copy[0].image_tower(self._backbone.embed_dim)
+        if self.lora_copy is not None:
+            return self.lora_copy.image_tower(self._backbone.embed_dim)
         return EmbeddingTower(model, self._backbone.embed_dim, adapted=False)
 
     def _prepare_text(self, model: Any) -> None:

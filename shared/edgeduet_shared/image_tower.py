@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from open_clip.modified_resnet import ModifiedResNet
 from open_clip.timm_model import TimmModel
@@ -269,7 +269,7 @@ def _layers(config: AdapterConfig, count: int, default: tuple[int, ...], what: s
 def _last_batch_norm(stage: nn.Module) -> int:
     norms = [module for module in stage.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     # A residual branch's projection comes after the block's own norms but has the same width.
-    return cast(int, norms[-1].num_features)
+    return norms[-1].num_features
 
 
 def _misplaced(visual: Any, placement: str) -> str:

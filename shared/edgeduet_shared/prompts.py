@@ -29,7 +29,7 @@ import torch
 from numpy.typing import NDArray
 from open_clip import IMAGENET_CLASSNAMES
 from sklearn.cluster import KMeans
-from torch import LongTensor, Tensor, nn
+from torch import Tensor, nn
 
 from edgeduet_shared.backbone import Backbone
 from edgeduet_shared.config import PromptConfig
@@ -63,7 +63,7 @@ class ClassTokens:
         length: context length L; 0 for hand-written text.
     """
 
-    ids_CT: LongTensor
+    ids_CT: Tensor
     read_CT: Tensor
     present_CT: Tensor
     start: int
@@ -87,7 +87,7 @@ def template_words(template: str) -> str:
     return before.strip()
 
 
-def token_ids(tokenizer: Callable[..., LongTensor], text: str) -> list[int]:
+def token_ids(tokenizer: Callable[..., Tensor], text: str) -> list[int]:
     """Ids of ``text`` with special tokens, without padding, never cut short."""
     pad = _pad_id(tokenizer)
     ids = tokenizer([text], context_length=_UNCUT)[0].tolist()
@@ -96,7 +96,7 @@ def token_ids(tokenizer: Callable[..., LongTensor], text: str) -> list[int]:
     return ids
 
 
-def word_ids(tokenizer: Callable[..., LongTensor], words: str) -> list[int]:
+def word_ids(tokenizer: Callable[..., Tensor], words: str) -> list[int]:
     """Ids of ``words`` without special tokens."""
     leading, trailing = _special_counts(tokenizer)
     ids = token_ids(tokenizer, words)
@@ -105,7 +105,7 @@ def word_ids(tokenizer: Callable[..., LongTensor], words: str) -> list[int]:
 
 def class_tokens(
     tower: TextTower,
-    tokenizer: Callable[..., LongTensor],
+    tokenizer: Callable[..., Tensor],
     class_names: Sequence[str],
     config: PromptConfig,
     length: int,
@@ -213,11 +213,11 @@ def pool_contexts(
     return contexts.astype(np.float32)
 
 
-def _pad_id(tokenizer: Callable[..., LongTensor]) -> int:
+def _pad_id(tokenizer: Callable[..., Tensor]) -> int:
     return int(tokenizer([""], context_length=_UNCUT)[0, -1])
 
 
-def _special_counts(tokenizer: Callable[..., LongTensor]) -> tuple[int, int]:
+def _special_counts(tokenizer: Callable[..., Tensor]) -> tuple[int, int]:
     # The empty text is made of special tokens only; the last of them closes, any others open.
     specials = len(token_ids(tokenizer, ""))
     return max(specials - 1, 0), 1

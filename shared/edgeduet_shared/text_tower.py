@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from open_clip.hf_model import HFTextEncoder
-from torch import LongTensor, Tensor, nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from edgeduet_shared.adapters import AdapterSite, SiteNoise
@@ -48,7 +48,7 @@ class TextTower(ABC):
         """The frozen token table (V, W)."""
 
     @abstractmethod
-    def read_positions(self, ids_NT: LongTensor) -> Tensor:
+    def read_positions(self, ids_NT: Tensor) -> Tensor:
         """One-hot (N, T) choice of the token that is pooled and that routers read."""
 
     @abstractmethod
@@ -97,7 +97,7 @@ class NativeTextTower(TextTower):
         self.context_length = parts.positional_embedding.shape[0]
         self.blocks = len(parts.transformer.resblocks)
         self._pool_type = getattr(parts, "text_pool_type", None) or parts.pool_type
-        self._eos = getattr(parts, "text_eos_id", None) or getattr(parts, "eos_id", None)
+        self._eos: Any = getattr(parts, "text_eos_id", None) or getattr(parts, "eos_id", None)
         # Without a causal mask, padding takes part in attention; "last" pools the last padded position.
         self.trims = parts.attn_mask is not None and self._pool_type in ("argmax", "eos", "first")
 
@@ -105,13 +105,13 @@ class NativeTextTower(TextTower):
         """The frozen token table (V, W)."""
         return self._parts.token_embedding.weight.detach()
 
-    def read_positions(self, ids_NT: LongTensor) -> Tensor:
+    def read_positions(self, ids_NT: Tensor) -> Tensor:
         """One-hot choice of the end-of-text token (or what the tower pools), from the original ids."""
         length = ids_NT.shape[-1]
         if self._pool_type == "argmax":
             position_N = ids_NT.argmax(-1)
         elif self._pool_type == "eos":
-            position_N = (ids_NT == self._eos).int().argmax(-1)
+            position_N = torch.eq(ids_NT, self._eos).int().argmax(-1)
         elif self._pool_type == "first":
             position_N = torch.zeros_like(ids_NT[:, 0])
         elif self._pool_type == "last":
@@ -165,7 +165,7 @@ class HuggingFaceTextTower(TextTower):
         """The frozen token table (V, W)."""
         return self._parts.transformer.get_input_embeddings().weight.detach()
 
-    def read_positions(self, ids_NT: LongTensor) -> Tensor:
+    def read_positions(self, ids_NT: Tensor) -> Tensor:
         """One-hot choice of the first token; only the tower's own pooler decides what is pooled."""
         return functional.one_hot(torch.zeros_like(ids_NT[:, 0]), ids_NT.shape[-1]).float()
 
