@@ -19,6 +19,7 @@ PACKAGES = [
     ROOT / "client" / "edgeduet_client",
     ROOT / "simulations" / "edgeduet_sim",
 ]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 WHEEL_LIMIT = 30_000_000
 FLOWER_BUNDLE_LIMIT = 100_000
 LINK_TARGET = re.compile(r"\]\(([^)#\s]+)")
