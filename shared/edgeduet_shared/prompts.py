@@ -8,8 +8,10 @@ the original ids.
 How contexts start:
 
 * local prompt, :func:`context_from_words`: the token embeddings of the template's words before the
-  class name ("a photo of a" fills 4 positions) and N(0, 0.02^2) in any remaining ones; a shorter
-  context keeps the last words, those next to the class name;
+  class name ("a photo of a" fills 4 positions) next to the class name, N(0, 0.02^2) in any positions
+  before them; a shorter context keeps the last words. (Words last, not first: on PACS with
+  clip-lite0 a context of 8 starts at 45.5 % instead of 37.3 %, and after 100 steps reaches 73.1 %
+  instead of 71.0 %; one seed.)
 * the server's pool, :func:`pool_contexts` (fed-duet.md U5): the same words, and a K-means centroid of
   word embeddings in the remaining positions, plus N(0, 0.02^2) noise. The last position always holds
   the centroid, so a context of 4 reads "a photo of <centroid>". The vocabulary is the 1000 ImageNet
@@ -161,14 +163,15 @@ def context_from_words(
 ) -> NDArray[np.float32]:
     """A context (L, W) that starts as the token embeddings of ``words``.
 
-    Longer contexts get N(0, noise^2) in the remaining positions; shorter ones keep the last words.
+    The words stand last, next to the class name; longer contexts get N(0, noise^2) before them,
+    shorter ones keep the last words.
     """
     generator = np.random.default_rng(derive_seed(seed, "context-from-words"))
     vectors = word_embedding_table(backbone)[word_ids(backbone.tokenizer, words)] if words else None
     context = noise * generator.standard_normal((length, word_width(backbone)))
     if vectors is not None and length:
         kept = vectors[-length:]
-        context[: len(kept)] = kept
+        context[length - len(kept) :] = kept
     return context.astype(np.float32)
 
 
