@@ -25,6 +25,7 @@ import multiprocessing
 import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -354,6 +355,9 @@ class _Worker:
 
     def close(self) -> None:
         """End the process."""
+        with suppress(OSError):
+            # Closing alone is not seen by forked workers: later ones inherited this end of the pipe.
+            self.connection.send(("stop", None))
         self.connection.close()
         self._process.join(timeout=1)
         if self._process.is_alive():
@@ -392,6 +396,8 @@ def _work(connection: Connection, clients: Clients, ids: Collection[int]) -> Non
         try:
             method, argument = connection.recv()
         except (EOFError, KeyboardInterrupt):
+            return
+        if method == "stop":
             return
         try:
             connection.send(("done", getattr(runner, method)(argument)))
