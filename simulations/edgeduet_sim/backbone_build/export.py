@@ -38,7 +38,8 @@ def write_vocabulary(size: int, file: Path) -> None:
     lines = gzip.decompress(source.read_bytes()).decode("utf-8").split("\n")
     merges = lines[: 1 + size - _BYTE_TOKENS - _SPECIAL_TOKENS]  # the first line is a header
     with file.open("wb") as raw, gzip.GzipFile("", "wb", 9, raw, mtime=0) as stream:
-        stream.write(("\n".join(merges) + "\n").encode("utf-8"))
+        # No newline at the end: open_clip would read an empty merge after it.
+        stream.write("\n".join(merges).encode("utf-8"))
 
 
 def write_folder(
@@ -64,6 +65,7 @@ def write_folder(
             for name, tensor in model.state_dict().items()
         }
         save_file(weights, staging / WEIGHTS, metadata={"format": "pt"})
+        (staging / WEIGHTS).chmod(0o644)  # safetensors writes for the owner alone
         (staging / CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
         shutil.copyfile(vocabulary, staging / VOCABULARY)
         (staging / "NOTICE").write_text(notice, encoding="utf-8")

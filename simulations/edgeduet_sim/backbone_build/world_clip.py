@@ -37,12 +37,13 @@ from edgeduet_sim.backbone_build.export import (
     write_vocabulary,
 )
 from edgeduet_sim.backbone_build.progress import training_bar
+from edgeduet_sim.backbone_build.text_tower import encode_trimmed
 from edgeduet_sim.backbone_build.zero_shot import world_table
 
 NAME = "clip-world"
 IMAGES = 40_000
 BATCH = 64
-STEPS = 6_000
+STEPS = 4_500
 PEAK_RATE = 2e-3
 WARMUP_STEPS = 200
 WEIGHT_DECAY = 0.05
@@ -130,7 +131,7 @@ def render_training_set(work: Path, seed: int) -> tuple[list[world.Spec], NDArra
     if file.is_file():
         return specs, np.load(file, mmap_mode="r")
     images = np.empty((IMAGES, world.IMAGE_SIZE, world.IMAGE_SIZE, 3), np.uint8)
-    for i, spec in enumerate(track(specs, "rendering", transient=True)):
+    for i, spec in enumerate(track(specs, "rendering")):
         images[i] = world.render(spec, np.random.default_rng((seed, i)))
     partial = file.with_name(f"partial-{file.name}")
     np.save(partial, images)
@@ -223,7 +224,7 @@ def _loss(
     unique = sorted(set(texts))
     target_B = torch.tensor([unique.index(text) for text in texts])
     image_BD = F.normalize(model.encode_image(_pixels(images[rows], rng)), dim=-1)
-    text_UD = F.normalize(model.encode_text(tokenizer(unique)), dim=-1)
+    text_UD = F.normalize(encode_trimmed(model, tokenizer(unique)), dim=-1)
     logits_BU = model.logit_scale.exp() * image_BD @ text_UD.T
     # A caption may be true of several pictures: it spreads its probability over all of them.
     match_BU = F.one_hot(target_B, len(unique)).to(logits_BU.dtype)
