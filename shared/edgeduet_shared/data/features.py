@@ -120,6 +120,7 @@ class _Writer:
         self._transform = transform
         self._encode = encode
         self._progress = progress
+        self._shape: tuple[int, ...] | None = None
 
     def run(self) -> None:
         try:
@@ -131,11 +132,13 @@ class _Writer:
                 self._partial.unlink(missing_ok=True)
             if isinstance(error, DataError):
                 raise
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise self._full() from error
             raise _unwritable(self._final.parent, error) from error
 
     def _write(self) -> None:
         total = len(self._table)
-        shape, done = _resumable(self._partial, total)
+        self._shape, done = _resumable(self._partial, total)
         if done:
             log.info("going on with an interrupted encoding at image %d of %d", done + 1, total)
         with (
@@ -146,16 +149,18 @@ class _Writer:
             advance(done)
             while done < total:
                 chunk = self._encode_rows(done, min(done + CHUNK, total), advance)
-                if shape is None:
-                    shape = chunk.shape[1:]
-                    self._check_space(shape)
-                    _write_header(file, (total, *shape))
-                if chunk.shape[1:] != shape:
+                if self._shape is None:
+                    self._shape = chunk.shape[1:]
+                    self._check_space()
+                    _write_header(file, (total, *self._shape))
+                if chunk.shape[1:] != self._shape:
                     raise DataError(
-                        f"{self._final.name}: features changed shape from {shape} to {chunk.shape[1:]} while "
+                        f"{self._final.name}: features changed shape from {self._shape} to {chunk.shape[1:]} while "
                         "encoding; the same model_key must not name two model parts"
                     )
-                self._append(file, chunk, shape)
+                file.write(np.ascontiguousarray(chunk).tobytes())
+                file.flush()
+                os.fsync(file.fileno())
                 done += len(chunk)
 
     def _encode_rows(self, start: int, stop: int, advance: Callable[[int], None]) -> Half:
@@ -175,27 +180,19 @@ class _Writer:
             advance(len(rows))
         return np.concatenate(parts)
 
-    def _check_space(self, shape: tuple[int, ...]) -> None:
-        needed = _bytes(len(self._table), shape)
+    def _check_space(self) -> None:
+        if shutil.disk_usage(self._final.parent).free < self._needed():
+            raise self._full()
+
+    def _needed(self) -> int:
+        return _bytes(len(self._table), self._shape or ())
+
+    def _full(self) -> DataError:
         free = shutil.disk_usage(self._final.parent).free
-        if free < needed:
-            raise self._full(needed, free)
-
-    def _append(self, file: BufferedRandom, chunk: Half, shape: tuple[int, ...]) -> None:
-        try:
-            file.write(np.ascontiguousarray(chunk).tobytes())
-            file.flush()
-            os.fsync(file.fileno())
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            free = shutil.disk_usage(self._final.parent).free
-            raise self._full(_bytes(len(self._table), shape), free) from error
-
-    def _full(self, needed: int, free: int) -> DataError:
         return DataError(
-            f"{self._final.parent}: disk full: caching {len(self._table)} images needs {_megabytes(needed)}, "
-            f"{_megabytes(free)} are free; make room or set EDGEDUET_CACHE to a folder on a larger disk"
+            f"{self._final.parent}: disk full: caching the features of {len(self._table)} images needs "
+            f"{_megabytes(self._needed())}, {_megabytes(free)} are free; make room or set EDGEDUET_CACHE to a folder "
+            "on a larger disk"
         )
 
 

@@ -13,7 +13,11 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import datasets  # type: ignore[import-untyped]
+import httpx
+import huggingface_hub
 import numpy as np
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -61,10 +65,6 @@ def list_hub(name: str, *, full_decode: bool) -> Listing:
 
 def _load(name: str) -> Any:
     """All splits of the data set as one ``datasets.Dataset``."""
-    try:
-        import datasets
-    except ImportError as error:
-        raise DataError(f"hub:{name}: the package 'datasets' is missing; pip install 'edgeduet[sim]'") from error
     if not Path(name).is_dir():
         _check_reachable(name)
     try:
@@ -76,10 +76,6 @@ def _load(name: str) -> Any:
 
 def _check_reachable(name: str) -> None:
     """Ask the hub once. ``datasets`` alone would retry for half a minute and print every attempt."""
-    import httpx
-    import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
-
     if huggingface_hub.constants.HF_HUB_OFFLINE:
         return
     try:
@@ -97,8 +93,6 @@ def _first_line(error: BaseException) -> str:
 
 
 def _columns(name: str, rows: Any) -> tuple[str, str]:
-    import datasets
-
     images = [column for column, kind in rows.features.items() if isinstance(kind, datasets.Image)]
     class_labels = [column for column, kind in rows.features.items() if isinstance(kind, datasets.ClassLabel)]
     labels = [column for column in _LABEL_COLUMNS if column in rows.features] or class_labels
@@ -112,8 +106,6 @@ def _columns(name: str, rows: Any) -> tuple[str, str]:
 
 def _encoded(rows: Any, column: str) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Values of a column as ids, and the names of the ids. Missing values are -1."""
-    import datasets
-
     values = rows[column][:]
     kind = rows.features[column]
     if isinstance(kind, datasets.ClassLabel):
@@ -127,8 +119,6 @@ class _HubReader:
     """Encoded images in Arrow files. ``index`` counts labelled rows."""
 
     def __init__(self, name: str, rows: Any, column: str, labelled: NDArray[np.int64]) -> None:
-        import datasets
-
         self._name = name
         self._column = column
         self._labelled = labelled

@@ -13,16 +13,17 @@ import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
+from edgeduet_shared.atomic_files import atomic_write_json
 from edgeduet_shared.data.cache_folder import cache_folder
 from edgeduet_shared.data.image_check import decode, problem
 from edgeduet_shared.data.image_table import Inspection, Listing
-from edgeduet_shared.errors import DataError
+from edgeduet_shared.errors import DataError, EdgeDuetError
 
 log = logging.getLogger(__name__)
 
@@ -203,14 +204,10 @@ class FileIndex:
         """Remember the records when gathering them was slow. A cache that cannot be written costs only time."""
         if not self._changed or self.seconds < SLOW_S:
             return
-        temporary = self._store.with_suffix(f".{os.getpid()}.tmp")
         try:
-            self._store.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps({path: list(vars(r).values()) for path, r in self._known.items()}))
-            os.replace(temporary, self._store)
-        except OSError as error:
-            temporary.unlink(missing_ok=True)
-            log.warning("file hashes not remembered in %s (%s); the next run reads the files again", self._store, error)
+            atomic_write_json(self._store, {path: astuple(r) for path, r in self._known.items()}, indent=None)
+        except EdgeDuetError as error:
+            log.warning("file hashes are not remembered, so the next run reads the files again: %s", error)
 
 
 def _read_records(store: Path) -> dict[str, FileRecord]:

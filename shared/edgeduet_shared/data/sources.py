@@ -119,15 +119,23 @@ def _load_folder(path: str, config: DataConfig, seed: int) -> ImageTable:
 
 def _load_torchvision(rest: str, config: DataConfig, seed: int) -> ImageTable:
     # Imported here: torchvision and datasets take seconds and are needed by these two sources only.
-    from edgeduet_shared.data.torchvision_source import list_torchvision
-
+    try:
+        from edgeduet_shared.data.torchvision_source import list_torchvision
+    except ModuleNotFoundError as error:
+        raise _lacking("torchvision", error, "train") from error
     return build_table(list_torchvision(rest, full_decode=config.skip_corrupt), config, seed)
 
 
 def _load_hub(rest: str, config: DataConfig, seed: int) -> ImageTable:
-    from edgeduet_shared.data.hub_source import list_hub
-
+    try:
+        from edgeduet_shared.data.hub_source import list_hub
+    except ModuleNotFoundError as error:
+        raise _lacking("hub", error, "sim") from error
     return build_table(list_hub(rest, full_decode=config.skip_corrupt), config, seed)
+
+
+def _lacking(source: str, error: ModuleNotFoundError, extra: str) -> DataError:
+    return DataError(f"data.source={source}: needs the package '{error.name}'; pip install 'edgeduet[{extra}]'")
 
 
 _LOADERS: Mapping[str, Callable[[str, DataConfig, int], ImageTable]] = {

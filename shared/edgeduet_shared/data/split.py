@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeduet_shared.atomic_files import atomic_write_json
 from edgeduet_shared.config import Scenario
 from edgeduet_shared.data.image_table import ImageTable
 from edgeduet_shared.data.partition import TaskRows, partition_tasks
@@ -93,6 +93,11 @@ def build_split(table: ImageTable, scenario: Scenario, seed: int) -> Split:
         _check_classes(task, stream, rows, table)
         train_rows.append(TaskRows(task.name, task.class_ids, rows, stream.labels[rows], table.domains[rows]))
         test.append(np.flatnonzero(members & is_test))
+        if not len(test[-1]):
+            raise DataError(
+                f"task '{task.name}' of {table.source} has no test image: each of its classes has a single image; "
+                "add images"
+            )
     clients = scenario.federation.clients
     train = partition_tasks(
         train_rows,
@@ -139,7 +144,8 @@ def _check_classes(task: Task, stream: Stream, rows: Ints, table: ImageTable) ->
         if not present[class_id]:
             raise DataError(
                 f"class '{stream.class_names[class_id]}' has no training image in task '{task.name}' "
-                f"of {table.source}; add images, or leave the class or domain out with --set data.classes=[...] or data.domains=[...]"
+                f"of {table.source}; add images, or leave the class or domain out by listing the others with "
+                "--set data.classes=[...] or data.domains=[...]"
             )
 
 
@@ -206,23 +212,17 @@ def _content(split: Split) -> dict[str, Any]:
 
 
 def save_split(split: Split, path: Path) -> None:
-    """Write ``split`` as JSON, whole or not at all."""
+    """Write ``split`` as JSON, whole or not at all.
+
+    Raises :class:`~edgeduet_shared.errors.EdgeDuetError` naming the path when that is not possible.
+    """
     document = {
         "format": _FORMAT,
         "digest": split.digest,
         "table_fingerprint": split.table_fingerprint,
         **_content(split),
     }
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump(document, file, separators=(",", ":"))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise DataError(f"{path}: the split cannot be written ({error.strerror}); choose another folder") from error
+    atomic_write_json(path, document, indent=None)
 
 
 def load_split(path: Path) -> Split:
