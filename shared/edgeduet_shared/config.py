@@ -139,6 +139,9 @@ class FederationConfig(Section):
     quorum: float = Field(0.5, gt=0, le=1, description="share of asked clients whose replies make a round count")
     node_wait: float = Field(60.0, ge=0, description="seconds to wait for enough clients to be online")
     round_timeout: float = Field(600.0, gt=0, description="seconds to wait for replies of one round")
+    evaluate_common: bool = Field(
+        True, description="also evaluate every personal model on the common test sets (costly with very many clients)"
+    )
     max_bad_rounds: int = Field(3, ge=1, description="stop after this many skipped rounds in a row")
 
 

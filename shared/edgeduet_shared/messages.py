@@ -81,6 +81,7 @@ class EvaluateRequest:
 
     stage: int
     plan: LocalPlan
+    common: bool = True
     shared: Arrays = field(default_factory=dict)
     contexts: Arrays = field(default_factory=dict)
 

@@ -35,8 +35,22 @@ class LocalPlan(Section):
     train: tuple[Group, ...] = Field((), description="groups trained in this round")
     upload: tuple[Group, ...] = Field((), description="groups whose new values are sent back")
     personal: tuple[Group, ...] = Field((), description="groups that stay on the client between rounds")
+    remember: tuple[Group, ...] = Field(
+        (), description="groups whose last received values the client keeps, for rounds that do not send them"
+    )
+    last_round: bool = Field(False, description="last round of the stage: statistics of the stage are closed")
+    data: Literal["own", "pooled", "pooled-seen"] = Field(
+        "own",
+        description="the client's task data; 'pooled': all clients' task data; 'pooled-seen': all clients' data of "
+        "all tasks so far (upper references, simulation only)",
+    )
+
     logits: Literal["local", "fused"] = Field("local", description="logits under the cross-entropy")
-    evaluate_fused: bool = Field(False, description="personal model predicts with fused logits")
+    mix: float = Field(0.5, ge=0, le=1, description="lambda of the fused logits")
+    evaluate_fused: bool = Field(False, description="the personal model predicts with fused logits")
+    prior: float = Field(0.0, ge=0, description="logit adjustment by the client's class shares in the cross-entropy")
+    generic: float = Field(0.0, ge=0, description="weight of the cross-entropy of the path without routed adapters")
+    generic_prior: float = Field(0.0, ge=0, description="logit adjustment of that generic cross-entropy")
     balance: float = Field(0.0, ge=0, description="alpha: weight of the load-balancing loss")
     consistency: float = Field(0.0, ge=0, description="eta: weight of the routing-consistency loss")
     consistency_temperature: float = Field(0.1, gt=0, description="tau of the routing-consistency loss")
@@ -46,9 +60,9 @@ class LocalPlan(Section):
     ewc: float = Field(0.0, ge=0, description="EWC weight on the trained groups")
     distill: float = Field(0.0, ge=0, description="LwF weight: distillation from the model before this stage")
     distill_temperature: float = Field(2.0, gt=0, description="LwF temperature")
+
     digest: bool = Field(False, description="send the mean normalised image feature")
     usage: bool = Field(False, description="send the attention mass each dispatched prompt received")
     noise: bool = Field(True, description="router noise while training")
     optimiser: TrainConfig = Field(TrainConfig(), description="local optimisation of this round")
     privacy: PrivacyConfig = Field(PrivacyConfig(), description="clipping and noise applied before anything is sent")
-    mix: float = Field(0.5, ge=0, le=1, description="lambda of the fused logits")
