@@ -1,0 +1,328 @@
+"""Flower's own simulation engine (Ray) for the same ServerApp and ClientApp: ``--engine ray``.
+
+Runs ``flwr run`` as Flower's documentation says, from a generated app folder that holds nothing but a
+``pyproject.toml`` (components of the installed packages, run configuration), against a SuperLink that
+is started for this run only. What ``methods/flower.md`` 1.2 to 1.4 found, and what is done about it:
+
+* offline, ``flwr run`` fails because the SuperLink installs dependencies: switched off,
+* the SuperLink started by ``flwr run`` stays for ever and serves later runs with old code: ours is a
+  child of this process, in a folder of its own, and is ended with everything it started,
+* ``flwr run --stream`` exits 0 for a failed run: ``flwr list`` gives the verdict,
+* a run can stay pending for ever when the process that starts apps is dead: there is a deadline.
+
+Ray workers do not share memory: the ClientApp must keep personal state on disk.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from edgeduet_server.recorder import Listener
+from edgeduet_shared.atomic_files import atomic_write_text
+from edgeduet_shared.errors import FederationError, RunStopped
+
+log = logging.getLogger("edgeduet.sim")
+
+START_LIMIT = 120.0
+PENDING_LIMIT = 60.0
+POLL = 1.0
+STATUS_EVERY = 10.0
+
+ENVIRONMENT = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "NO_COLOR": "1",
+}
+
+
+@dataclass(frozen=True)
+class FlowerApp:
+    """Where the two apps are, as ``module:attribute`` of installed packages."""
+
+    server: str = "edgeduet_server.app:app"
+    client: str = "edgeduet_client.app:app"
+
+
+def run_ray(
+    run_config: Mapping[str, bool | int | float | str],
+    *,
+    clients: int,
+    events: Path,
+    app: FlowerApp | None = None,
+    listeners: Sequence[Listener] = (),
+    limit: float = float("inf"),
+) -> None:
+    """Run the apps under Flower's simulation engine until the run is over.
+
+    Args:
+        run_config: Flower's run configuration, flat.
+        clients: number of virtual nodes.
+        events: the file the ServerApp records its events in; read while it grows, for ``listeners``.
+        app: the apps to run; ours by default.
+        listeners: shown each event.
+        limit: seconds after which the run is stopped.
+
+    Raises:
+        FederationError: the run did not complete; says what Flower's log says.
+        RunStopped: Ctrl-C.
+    """
+    with tempfile.TemporaryDirectory(prefix="edgeduet-ray-") as name:
+        folder = Path(name)
+        tail = _Tail(events, listeners)
+        with _superlink(folder) as link:
+            run_id = link.submit(_write_app(folder / "app", app or FlowerApp(), run_config), clients)
+            try:
+                verdict = _wait(link, run_id, tail, limit)
+            except KeyboardInterrupt as error:
+                raise RunStopped("stopped; the same command with --resume goes on from the last checkpoint") from error
+            tail.read()
+            if verdict != "finished:completed":
+                raise FederationError(f"Flower's simulation ended as '{verdict}': {link.first_error(run_id)}")
+
+
+def _wait(link: _SuperLink, run_id: str, tail: _Tail, limit: float) -> str:
+    """Follow the run until Flower says it is finished; return its status."""
+    started = time.monotonic()
+    asked, running, ended = started, False, False
+    while True:
+        time.sleep(POLL)
+        ended = tail.read() or ended
+        now = time.monotonic()
+        if now - started > limit:
+            raise FederationError(f"the run was stopped after {limit:.0f} s; {link.first_error(run_id)}")
+        link.check_alive()
+        if ended or now - asked > STATUS_EVERY:
+            asked = now
+            status = link.status(run_id)
+            if status.startswith("finished"):
+                return status
+            running = running or not status.startswith("pending")
+            if not running and now - started > PENDING_LIMIT:
+                raise FederationError(
+                    f"Flower did not start the run within {PENDING_LIMIT:.0f} s ({status}); {link.first_error()}"
+                )
+
+
+class _Tail:
+    """Shows listeners what is appended to a file of JSON lines."""
+
+    def __init__(self, path: Path, listeners: Sequence[Listener]) -> None:
+        self._path = path
+        self._listeners = tuple(listeners)
+        self._position = 0
+
+    def read(self) -> bool:
+        """Pass on complete new lines; return whether the run has recorded its end."""
+        if not self._path.is_file():
+            return False
+        ended = False
+        with self._path.open("rb") as file:
+            if file.seek(0, os.SEEK_END) < self._position:
+                self._position = 0  # the run resumed and cut its file back
+            file.seek(self._position)
+            while (line := file.readline()).endswith(b"\n"):
+                self._position = file.tell()
+                event: dict[str, Any] = json.loads(line)
+                ended = ended or event["event"] == "run-end"
+                for listener in self._listeners:
+                    listener(event)
+        return ended
+
+
+@dataclass
+class _SuperLink:
+    """A running SuperLink and how to talk to it."""
+
+    folder: Path
+    environment: dict[str, str]
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def submit(self, app: Path, clients: int) -> str:
+        """Start a run; return its id."""
+        federation = f"num-supernodes={clients} client-resources-num-cpus=1 init-args-log-to-driver=true"
+        answer = self._flwr("run", str(app), "private", "--federation-config", federation, "--format", "json")
+        if not answer.get("success") or not answer.get("run-id"):
+            raise FederationError(f"Flower refused the run: {answer.get('error-message', answer)}")
+        return str(answer["run-id"])
+
+    def status(self, run_id: str) -> str:
+        """Return Flower's status of the run, for example ``running`` or ``finished:completed``."""
+        answer = self._flwr("list", "private", "--run-id", run_id, "--format", "json")
+        runs = answer.get("runs") or [{}]
+        return str(runs[0].get("status", "unknown"))
+
+    def check_alive(self) -> None:
+        """Raise if the SuperLink has died."""
+        if self.process.poll() is not None:
+            raise FederationError(
+                f"Flower's SuperLink exited with code {self.process.returncode}: {self.first_error()}"
+            )
+
+    def first_error(self, run_id: str = "") -> str:
+        """Return where Flower's logs first show trouble: what came first is the cause."""
+        text = self._run_log(run_id) if run_id else ""
+        text += self.log.read_text(errors="replace") if self.log.is_file() else ""
+        lines = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
+        for number, line in enumerate(lines):
+            if "Traceback (most recent call last)" in line or "ERROR" in line:
+                return "its log begins to fail with\n" + "\n".join(lines[number : number + 40])
+        return "its log shows no error, and ends with\n" + "\n".join(lines[-10:])
+
+    def _run_log(self, run_id: str) -> str:
+        command = [_program("flwr"), "log", run_id, "private", "--show"]
+        done = subprocess.run(
+            command, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=60
+        )
+        return done.stdout
+
+    def _flwr(self, *arguments: str) -> dict[str, Any]:
+        done = subprocess.run(
+            [_program("flwr"), *arguments], cwd=self.folder, env=self.environment, capture_output=True, text=True
+        )
+        try:
+            answer = json.loads(done.stdout)
+        except ValueError as error:
+            raise FederationError(
+                f"'flwr {arguments[0]}' failed with exit code {done.returncode}: {(done.stderr or done.stdout).strip()}"
+            ) from error
+        return dict(answer)
+
+
+@contextmanager
+def _superlink(folder: Path) -> Iterator[_SuperLink]:
+    """Start a SuperLink for simulations in ``folder``; end it and everything it started."""
+    port = _free_port()
+    home = folder / "flwr"
+    environment = {
+        **os.environ,
+        **ENVIRONMENT,
+        "FLWR_HOME": str(home),
+        # Relative entries would mean other folders in processes started elsewhere.
+        "PYTHONPATH": os.pathsep.join(map(os.path.abspath, filter(None, _python_path()))),
+            os.path.abspath(p) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p
+        ),
+        # SuperLink starts its helpers by name.
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+    }
+    atomic_write_text(
+        home / "config.toml",
+        f'[superlink]\ndefault = "private"\n\n[superlink.private]\naddress = "127.0.0.1:{port}"\ninsecure = true\n',
+    )
+    path = folder / "superlink.log"
+    command = [
+        _program("flower-superlink"),
+        *("--insecure", "--simulation", "--isolation", "subprocess", "--host", "127.0.0.1", "--port", str(port)),
+        "--disable-runtime-dependency-installation",
+    ]
+    with path.open("wb") as output:
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    link = _SuperLink(folder, environment, process, path)
+    try:
+        _wait_for_port(link, port)
+        yield link
+    finally:
+        _end(process.pid)
+        process.wait()
+
+
+def _wait_for_port(link: _SuperLink, port: int) -> None:
+    deadline = time.monotonic() + START_LIMIT
+    while time.monotonic() < deadline:
+        link.check_alive()
+        with socket.socket() as probe:
+            probe.settimeout(1)
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.1)
+    raise FederationError(f"Flower's SuperLink did not start within {START_LIMIT:.0f} s; {link.first_error()}")
+
+
+def _end(pid: int) -> None:
+    """End a process of ours and all its descendants, politely first."""
+    try:
+        family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return
+    for send in (psutil.Process.terminate, psutil.Process.kill):
+        for member in family:
+            _quietly(send, member)
+        _, family = psutil.wait_procs(family, timeout=5)
+
+
+def _quietly(send: Callable[[psutil.Process], None], process: psutil.Process) -> None:
+    try:
+        send(process)
+    except psutil.NoSuchProcess:
+        log.debug("process %d had ended already", process.pid)
+
+
+def _write_app(folder: Path, app: FlowerApp, run_config: Mapping[str, bool | int | float | str]) -> Path:
+    """Write the app folder that ``flwr run`` takes: one ``pyproject.toml``."""
+    values = "\n".join(f"{json.dumps(key)} = {_toml(value)}" for key, value in run_config.items())
+    text = f"""[project]
+name = "edgeduet"
+version = "0.1.0"
+
+[tool.flwr.app]
+publisher = "edgeduet"
+
+[tool.flwr.app.components]
+serverapp = "{app.server}"
+clientapp = "{app.client}"
+
+[tool.flwr.app.config]
+{values}
+"""
+    atomic_write_text(folder / "pyproject.toml", text)
+    return folder
+
+
+def _toml(value: bool | int | float | str) -> str:
+    # JSON's words for these types are also TOML's.
+    return json.dumps(value, ensure_ascii=True)
+
+
+def _program(name: str) -> str:
+    """Return a program of the environment this Python runs in."""
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.is_file() else shutil.which(name)
+    if found is None:
+        raise FederationError(
+            f"'{name}' is not installed; pip install 'flwr[simulation]>=1.42,<1.43' or use --engine in-process"
+        )
+    return found
+
+
+def _python_path() -> list[str]:
+    return os.environ.get("PYTHONPATH", "").split(os.pathsep)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
