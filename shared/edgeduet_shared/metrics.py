@@ -416,7 +416,8 @@ def format_value(name: str, value: float) -> str:
     if unit == "%":
         return f"{100 * value:.1f}"
     if unit == "points":
-        return f"{100 * value + 0.0:+.1f}" if METRICS[name].better >= 0 else f"{100 * value + 0.0:.1f}"
+        points = round(100 * value, 1) + 0.0  # no "-0.0"
+        return f"{points:+.1f}" if METRICS[name].better > 0 else f"{points:.1f}"
     if unit == "bytes":
         return format_bytes(value)
     if unit == "s":

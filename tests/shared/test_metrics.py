@@ -263,6 +263,8 @@ def test_every_summary_number_has_a_name_for_people():
         ("avg", 0.8349, "83.5"),
         ("bwt", 0.031, "+3.1"),
         ("forgetting", 0.031, "3.1"),
+        ("forgetting", -0.0001, "0.0"),
+        ("bwt", -0.0001, "+0.0"),
         ("bytes_up", 1_234_567, "1.2 MB"),
         ("bytes_up", 12, "12 B"),
         ("trainable", 16_002_048, "16,002,048"),
