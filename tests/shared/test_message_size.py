@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from flwr.common.serde import recorddict_to_proto
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeduet_shared.messages import TrainReply, TrainRequest, WireArrays, encode, serialised_bytes
+from edgeduet_shared.errors import MessageError
+from edgeduet_shared.messages import TrainReply, TrainRequest, WireArrays, decode, encode, serialised_bytes
 from edgeduet_shared.plan import LocalPlan, Parts
 
 _ARRAYS = st.dictionaries(
@@ -50,3 +52,23 @@ def test_a_broadcast_array_is_encoded_once() -> None:
     records = [encode(TrainRequest(0, round, plan, shared=model), wire) for round in range(2)]
     first, second = (record.array_records["arrays.shared"]["w"] for record in records)
     assert first.data is second.data
+
+
+@given(st.lists(st.integers(0, 4), max_size=4), st.sampled_from(["C", "F"]), st.sampled_from([np.float32, np.float64]))
+def test_arrays_arrive_as_they_were_sent(shape: list[int], order: str, kind: type) -> None:
+    sent = np.asarray(np.random.default_rng(0).normal(size=shape), dtype=kind, order=order)
+    record = encode(TrainRequest(0, 0, LocalPlan(parts=Parts()), shared={"w": sent}))
+    received = decode(record, TrainRequest).shared["w"]
+    assert received.dtype == np.float32
+    assert received.shape == tuple(shape)
+    assert received.tobytes() == np.asarray(sent, np.float32, order="C").tobytes()
+    assert received.flags.writeable
+
+
+def test_an_array_that_is_not_what_it_says_is_an_error() -> None:
+    record = encode(TrainRequest(0, 0, LocalPlan(parts=Parts()), shared={"w": np.zeros(6, np.float32)}))
+    array = record.array_records["arrays.shared"]["w"]
+    for data, shape in ((array.data, (7,)), (array.data[:-1], (6,)), (b"", (6,)), (b"\x93NUMPY", (6,))):
+        record["arrays.shared"] = ArrayRecord({"w": Array(array.dtype, shape, array.stype, data)})
+        with pytest.raises(MessageError, match="malformed 'train' message"):
+            decode(record, TrainRequest)

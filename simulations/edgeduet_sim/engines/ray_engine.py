@@ -220,9 +220,7 @@ def _superlink(folder: Path) -> Iterator[_SuperLink]:
         **ENVIRONMENT,
         "FLWR_HOME": str(home),
         # Relative entries would mean other folders in processes started elsewhere.
-        "PYTHONPATH": os.pathsep.join(map(os.path.abspath, filter(None, _python_path()))),
-            os.path.abspath(p) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p
-        ),
+        "PYTHONPATH": os.pathsep.join(map(os.path.abspath, _python_path())),
         # SuperLink starts its helpers by name.
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
     }
@@ -318,7 +316,7 @@ def _program(name: str) -> str:
 
 
 def _python_path() -> list[str]:
-    return os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
 
 
 def _free_port() -> int:
