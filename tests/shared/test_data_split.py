@@ -215,7 +215,7 @@ def test_a_class_without_training_image_is_named_with_the_remedy() -> None:
 
 
 def test_a_task_without_test_image_is_an_error() -> None:
-    with pytest.raises(DataError, match="task 'domain 1' .* has no test image"):
+    with pytest.raises(DataError, match=r"task 'domain 1' .* has no test image"):
         build_split(table_of(np.array([[5, 5], [1, 1]])), scenario(), 0)
 
 
@@ -338,7 +338,8 @@ def test_the_digest_is_the_same_in_every_process() -> None:
         "from edgeduet_shared.config import *\n"
         "from edgeduet_shared.data.sources import load_table\n"
         "from edgeduet_shared.data.split import build_split\n"
-        "s = Scenario(name='x', data={'max_per_class': 8}, stream={'order': 'seeded'}, partition={'kind': 'dirichlet'})\n"
+        "s = Scenario(name='x', data={'max_per_class': 8}, stream={'order': 'seeded'},\n"
+        "             partition={'kind': 'dirichlet'})\n"
         "print(build_split(load_table(s.data), s, 4).digest)\n"
     )
     asked = Scenario(
@@ -347,10 +348,8 @@ def test_the_digest_is_the_same_in_every_process() -> None:
     here = build_split(load_table(asked.data), asked, 4).digest
     for hash_seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)}
-        there = subprocess.run(
-            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-        )
-        assert there.stdout.strip() == here
+        there = subprocess.check_output([sys.executable, "-c", code], env=environment, text=True)
+        assert there.strip() == here
 
 
 def _alter(path: Path, change: Any) -> None:

@@ -81,7 +81,7 @@ class FeatureCache:
         final = self.path(table, model_key=model_key, transform=transform)
         if not final.exists():
             make_folder(self.root)
-            with _locked(final.with_suffix(".lock")):
+            with _locked(final.with_suffix(".lock"), progress):
                 # Another process may have finished it while this one waited.
                 if not final.exists():
                     _Writer(final, table, transform, encode, progress).run()
@@ -94,14 +94,15 @@ def transform_key(transform: Transform) -> str:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _locked(path: Path, progress: bool) -> Iterator[None]:
     """Hold the entry's lock. The system drops it when the process dies, so it never goes stale."""
     lock = filelock.FileLock(path)
     try:
         lock.acquire(timeout=0)
     except filelock.Timeout:
         log.info("another process is encoding these images; waiting for it (%s)", path)
-        lock.acquire()
+        with progress_bar("waiting for another process that encodes these images", None, enabled=progress):
+            lock.acquire()
     except OSError as error:
         raise _unwritable(path.parent, error) from error
     try:

@@ -3,7 +3,7 @@
 The algorithms are those of ``flwr-datasets`` (``IidPartitioner``, ``DirichletPartitioner`` with
 ``self_balancing=True``; Yurochkin et al., arXiv 1905.12022; Li et al., arXiv 2102.02079), and the
 tests hold ours against them: same generator state, same assignment. They are written again on row
-numbers because the originals (flwr-datasets 0.6.0) do not fit here:
+numbers because the originals (flwr-datasets 0.6.1) do not fit here:
 
 * they refuse more clients than images, and the Dirichlet one gives up after 10 draws;
 * ``PathologicalPartitioner`` leaves out images of classes that no client drew;
