@@ -1,0 +1,161 @@
+"""The loss of one training step, as a pure function of parameters and batch.
+
+Pure, so that ``torch.func`` can differentiate it for one client or, mapped over a leading client
+axis, for many at once; both trainers use this very function.
+
+``loss = CE + generic * CE_generic + alpha * balance + eta * consistency + gamma * stability
++ proximal + EWC + distillation`` (fed-duet.md 2.1). Terms with weight 0 are not computed.
+
+The *generic* term is ours: cross-entropy of the path without routed adapters, with logits adjusted by
+the client's own class shares (Menon et al. 2021, "Long-tail learning via logit adjustment"; for
+personalised federated learning Chen & Chao 2022, "On bridging generic and personalized federated
+learning"). The shared adapter is then fitted to all classes alike and survives averaging, while the
+private experts fit what is particular to the client.
+
+Shape suffixes: B samples (padded; ``weight`` 0 marks padding), C classes of the task, D joint width,
+E experts, M dispatched prompts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from edgeduet_shared.duet import DuetModel, Params
+from edgeduet_shared.losses import balance_loss, mean_routing, routing_consistency, stability_loss
+from edgeduet_shared.plan import LocalPlan
+
+Batch = dict[str, Any]
+"""Tensors of one step: ``x`` or ``z`` (image side frozen), ``y``, ``weight``, ``noise``; and what does
+not change within a round: ``text`` (text side frozen), ``dispatched``, ``log_share``, ``frozen``,
+``teacher`` (logits of these samples)."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The loss of ``plan`` on ``model``; ``class_ids_C`` are the classes the labels index.
+
+    Attributes:
+        image_frozen: nothing in the image tower is trained: the batch holds ``z`` instead of ``x``.
+        text_frozen: nothing in the text tower is trained: the batch holds ``text``.
+    """
+
+    model: DuetModel
+    plan: LocalPlan
+    class_ids_C: Tensor
+    image_frozen: bool
+    text_frozen: bool
+
+    def __call__(self, trained: Params, fixed: Params, batch: Batch) -> tuple[Tensor, dict[str, Any]]:
+        """Return (loss, figures): weighted cross-entropy, correct count and mean routing per site."""
+        params = {**fixed, **trained}
+        plan = self.plan
+        noise = batch.get("noise")
+        z_BD, image_routing = self._image(params, batch, noise)
+        t_CD, text_routing = self._text(params, batch, noise)
+        logits_BC = self._logits(params, z_BD, t_CD, batch)
+        adjusted_BC = logits_BC + plan.prior * batch["log_share"] if plan.prior else logits_BC
+        cross_entropy = _cross_entropy(adjusted_BC, batch)
+        loss = cross_entropy
+        if plan.generic:
+            loss = loss + plan.generic * self._generic(params, batch, noise)
+        loss = loss + self._routing_losses(image_routing, text_routing, batch)
+        if plan.distill:
+            loss = loss + plan.distill * self._distillation(params, z_BD, t_CD, batch)
+        loss = loss + self._anchored(trained, batch)
+        right = (logits_BC.argmax(-1) == batch["y"]).to(loss.dtype) * batch["weight"]
+        routing = [mean_routing(site, batch["weight"]) for site in image_routing]
+        routing += [mean_routing(site) for site in text_routing]
+        return loss, {"loss": cross_entropy.detach(), "correct": right.sum().detach(), "routing": routing}
+
+    def _image(self, params: Params, batch: Batch, noise: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
+        if self.image_frozen:
+            return batch["z"], ()
+        z_BD, routing = self.model.run(params, "encode_image", batch["x"], noise)
+        return z_BD, routing
+
+    def _text(self, params: Params, batch: Batch, noise: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
+        if self.text_frozen:
+            return batch["text"], ()
+        t_CD, routing = self.model.run(params, "encode_text", self.class_ids_C, noise)
+        return t_CD, routing
+
+    def _logits(self, params: Params, z_BD: Tensor, t_CD: Tensor, batch: Batch) -> Tensor:
+        if self.plan.logits == "local":
+            return self.model.run(params, "local_logits", z_BD, t_CD)  # type: ignore[no-any-return]
+        fused: Tensor = self.model.run(params, "fused_logits", z_BD, t_CD, batch["dispatched"], self.plan.mix)[0]
+        return fused
+
+    def _generic(self, params: Params, batch: Batch, noise: Any) -> Tensor:
+        shared_only = without_experts(self.model, params)
+        z_BD, _ = self._image(shared_only, batch, noise)
+        t_CD, _ = self._text(shared_only, batch, noise)
+        logits_BC = self.model.run(shared_only, "local_logits", z_BD, t_CD)
+        return _cross_entropy(logits_BC + self.plan.generic_prior * batch["log_share"], batch)
+
+    def _routing_losses(
+        self, image_routing: tuple[Tensor, ...], text_routing: tuple[Tensor, ...], batch: Batch
+    ) -> Tensor | float:
+        plan, total = self.plan, 0.0
+        sites = (*image_routing, *text_routing)
+        if not sites:
+            return total
+        if plan.balance:
+            images = [site.softmax(-1) for site in image_routing]
+            total = total + plan.balance * balance_loss(images, batch["weight"])
+        if plan.consistency and image_routing and text_routing:
+            total = total + plan.consistency * routing_consistency(
+                image_routing, text_routing, batch["y"], plan.consistency_temperature, batch["weight"]
+            )
+        if plan.stability and "frozen" in batch:
+            current = [mean_routing(site, batch["weight"]) for site in image_routing]
+            current += [mean_routing(site) for site in text_routing]
+            total = total + plan.stability * stability_loss(current, batch["frozen"])
+        return total
+
+    def _distillation(self, params: Params, z_BD: Tensor, t_CD: Tensor, batch: Batch) -> Tensor | float:
+        """Learning without forgetting (Li & Hoiem 2016): KL to the model before this stage, times T^2."""
+        if "teacher" not in batch:
+            return 0.0
+        temperature = self.plan.distill_temperature
+        student_BC = self.model.run(params, "local_logits", z_BD, t_CD) / temperature
+        teacher_BC = batch["teacher"] / temperature
+        each_B = functional.kl_div(
+            student_BC.log_softmax(-1), teacher_BC.log_softmax(-1), reduction="none", log_target=True
+        ).sum(-1)
+        return temperature**2 * _mean(each_B, batch["weight"])
+
+    def _anchored(self, trained: Params, batch: Batch) -> Tensor | float:
+        """FedProx (Li et al. 2020) and elastic weight consolidation (Kirkpatrick et al. 2017)."""
+        total: Tensor | float = 0.0
+        if self.plan.proximal:
+            start = batch["start"]
+            total = total + self.plan.proximal / 2 * sum(
+                ((value - start[name]) ** 2).sum() for name, value in trained.items()
+            )
+        if self.plan.ewc and "fisher" in batch:
+            fisher, anchor = batch["fisher"], batch["anchor"]
+            total = total + self.plan.ewc / 2 * sum(
+                (fisher[name] * (value - anchor[name]) ** 2).sum() for name, value in trained.items() if name in fisher
+            )
+        return total
+
+
+def without_experts(model: DuetModel, params: Params) -> Params:
+    """``params`` with routed adapters that add nothing: the path of the plain global model."""
+    return {
+        name: torch.zeros_like(value) if model.group_of(name) == "routed_adapters" else value
+        for name, value in params.items()
+    }
+
+
+def _cross_entropy(logits_BC: Tensor, batch: Batch) -> Tensor:
+    return _mean(functional.cross_entropy(logits_BC, batch["y"], reduction="none"), batch["weight"])
+
+
+def _mean(values_B: Tensor, weights_B: Tensor) -> Tensor:
+    return (values_B * weights_B).sum() / weights_B.sum().clamp(min=1.0)

@@ -1,0 +1,108 @@
+"""One resolved experiment: images, split, backbone, models and cached features of (scenario, seed).
+
+Server and clients of one process share the same object, so that the frozen backbone is loaded once
+and every simulated client slices the same memory-mapped features. Everything is loaded on first use.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from edgeduet_shared.backbone import Backbone, load_backbone
+from edgeduet_shared.config import Scenario, parse
+from edgeduet_shared.data.features import FeatureCache
+from edgeduet_shared.data.image_table import ImageTable
+from edgeduet_shared.data.sources import load_table
+from edgeduet_shared.data.split import Split, build_split, load_split
+from edgeduet_shared.duet import DuetModel
+from edgeduet_shared.errors import ConfigError
+from edgeduet_shared.plan import Parts
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class Experiment:
+    """Lazily loaded parts of one (scenario, seed).
+
+    Args:
+        scenario: the resolved scenario.
+        seed: of the split; the same for all methods that are compared.
+        split_file: a saved split to use instead of building it again.
+        progress: show a progress bar while images are encoded.
+    """
+
+    def __init__(
+        self, scenario: Scenario, seed: int, *, split_file: Path | None = None, progress: bool = False
+    ) -> None:
+        self.scenario = scenario
+        self.seed = seed
+        self._split_file = split_file
+        self._progress = progress
+        self._models: dict[Parts, DuetModel] = {}
+        self._features: dict[str, NDArray[np.float16]] = {}
+
+    @cached_property
+    def table(self) -> ImageTable:
+        """All images of the scenario."""
+        return load_table(self.scenario.data, seed=self.seed)
+
+    @cached_property
+    def split(self) -> Split:
+        """Tasks and who holds what."""
+        if self._split_file is not None and self._split_file.exists():
+            split = load_split(self._split_file)
+            split.check_table(self.table)
+            return split
+        return build_split(self.table, self.scenario, self.seed)
+
+    @cached_property
+    def backbone(self) -> Backbone:
+        """The frozen CLIP."""
+        return load_backbone(self.scenario.model.backbone)
+
+    def model(self, parts: Parts) -> DuetModel:
+        """Return the model structure with ``parts``; built once, parameters are passed to it."""
+        if parts not in self._models:
+            self._models[parts] = DuetModel(self.backbone, self.split.class_names, self.scenario.model, parts)
+        return self._models[parts]
+
+    def features(self, parts: Parts) -> NDArray[np.float16]:
+        """Cached output of the frozen front of the model with ``parts``, one row per image of the table."""
+        model = self.model(parts)
+        if model.front_key not in self._features:
+            self._features[model.front_key] = FeatureCache().open(
+                self.table,
+                model_key=f"{self.backbone.fingerprint}:{model.front_key}",
+                transform=self.backbone.transform,
+                encode=model.front,
+                progress=self._progress,
+            )
+        return self._features[model.front_key]
+
+    def rows(self, parts: Parts, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Return (features, labels) of some rows of the table as float32 and int64 tensors."""
+        features = self.features(parts)[rows].astype(np.float32)
+        return torch.from_numpy(features), torch.from_numpy(self.split.labels[rows])
+
+
+@lru_cache(maxsize=2)
+def experiment_for(scenario_json: str, seed: int, split_file: str = "") -> Experiment:
+    """Return this process's experiment for a resolved scenario given as JSON text.
+
+    Raises:
+        ConfigError: the text is not a scenario.
+    """
+    try:
+        values = json.loads(scenario_json)
+    except ValueError as error:
+        raise ConfigError(f"run config 'scenario-json': not valid JSON ({error})") from error
+    scenario = parse(Scenario, values, "run config 'scenario-json'")
+    return Experiment(scenario, seed, split_file=Path(split_file) if split_file else None)
