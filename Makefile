@@ -5,7 +5,7 @@ INSTALLER ?= pip
 TORCH_INDEX ?=
 DATA :=
 SEEDS := 1
-OUT := runs/demo
+OUT :=
 SET :=
 PYTEST_ARGS :=
 
@@ -28,7 +28,7 @@ unexport PYTHONPATH
 help: ## list these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 	@echo
-	@echo "for demo:   DATA=FOLDER or DATA=hub:NAME, SEEDS=$(SEEDS), OUT=$(OUT), SET='key=value ...'"
+	@echo "for demo:   DATA=FOLDER or DATA=hub:NAME, SEEDS=$(SEEDS), OUT=runs/demo, SET='key=value ...'"
 	@echo "for test:   PYTEST_ARGS='-k name'"
 	@echo "to install: INSTALLER=pip|uv, PYTHON=python3.12, VENV=$(VENV), TORCH_INDEX=URL of an index of CPU wheels of torch"
 

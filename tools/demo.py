@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 import subprocess
 import sys
@@ -24,7 +25,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", default="", help="folder of images (root/[domain/]class/*.jpg) or hub:NAME")
     parser.add_argument("--seeds", type=int, default=1, help="how many seeds")
-    parser.add_argument("--out", default="runs/demo", help="folder of the results")
+    parser.add_argument("--out", default="", help="folder of the results; runs/demo or runs/demo-DATA when not given")
     parser.add_argument("--set", default="", help="further key=value settings, separated by blanks")
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv")
     parser.add_argument("--installer", choices=("pip", "uv"), default="pip")
@@ -40,12 +41,12 @@ def main() -> int:
     for setting in shlex.split(options.set):
         arguments += ["--set", setting]
     command = [str(options.venv.absolute() / "bin" / "edgeduet-sim"), "compare", "demo", "--methods", METHODS]
-    command += ["--seeds", str(options.seeds), "--out", options.out, *arguments]
+    command += ["--seeds", str(options.seeds), "--out", options.out or default_out(options.data), *arguments]
     print("running: edgeduet-sim " + shlex.join(command[1:]), flush=True)
     started = time.monotonic()
     code = subprocess.run(command, check=False).returncode
     if code == 0:
-        print(f"done in {time.monotonic() - started:.0f} s; the report: {Path(options.out).absolute() / 'report.html'}")
+        print(f"done in {time.monotonic() - started:.0f} s")
     return code
 
 
@@ -60,6 +61,12 @@ def first_line(data: str) -> str:
         "data: the built-in generated world, backbone: clip-world. "
         "For real images with backbone clip-lite0: make demo DATA=FOLDER or DATA=hub:NAME"
     )
+
+
+def default_out(data: str) -> str:
+    """Return a folder of its own for each choice of data, so that one demo does not overwrite another."""
+    name = re.sub(r"[^a-z0-9]+", "-", data.removeprefix("hub:").rstrip("/").rpartition("/")[2].lower()).strip("-")
+    return f"runs/demo-{name}" if name else "runs/demo"
 
 
 def data_arguments(data: str) -> list[str]:

@@ -30,7 +30,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from open_clip import IMAGENET_CLASSNAMES
-from sklearn.cluster import KMeans
 from torch import Tensor, nn
 
 from edgeduet_shared.backbone import Backbone
@@ -191,6 +190,8 @@ def word_centroids(backbone: Backbone, size: int, seed: int) -> NDArray[np.float
         raise ConfigError(f"model.pool.size={size} exceeds the {len(names)} names of the vocabulary; lower it")
     table = word_embedding_table(backbone)
     vectors = np.stack([table[word_ids(backbone.tokenizer, name)].mean(axis=0) for name in names])
+    from sklearn.cluster import KMeans  # only the server makes a pool, so devices need no scikit-learn
+
     state = derive_seed(seed, "word-centroids") % 2**32
     return KMeans(n_clusters=size, n_init=1, random_state=state).fit(vectors).cluster_centers_.astype(np.float32)
 

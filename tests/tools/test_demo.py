@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from demo import data_arguments
+from demo import data_arguments, default_out
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -22,6 +22,14 @@ def images(root: Path, *folders: str) -> Path:
 
 def test_the_built_in_world_needs_no_settings() -> None:
     assert data_arguments("") == []
+
+
+@pytest.mark.parametrize(
+    ("data", "folder"),
+    [("", "runs/demo"), ("/images/My Cats/", "runs/demo-my-cats"), ("hub:uoft-cs/cifar10", "runs/demo-cifar10")],
+)
+def test_each_choice_of_data_has_its_own_results(data: str, folder: str) -> None:
+    assert default_out(data) == folder
 
 
 def test_a_folder_with_domains_becomes_a_domain_stream(tmp_path: Path) -> None:
