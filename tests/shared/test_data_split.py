@@ -201,6 +201,18 @@ def test_the_division_does_not_depend_on_stream_order_or_clients() -> None:
     assert tested(0) != tested(1)
 
 
+def test_the_division_does_not_depend_on_what_else_is_used() -> None:
+    def tested(**data: Any) -> set[str]:
+        asked = scenario(data={"max_per_class": 10, **data}, stream=class_incremental(2))
+        table = load_table(asked.data)
+        names = {table.image_name(row) for row in np.concatenate(build_split(table, asked, 0).test)}
+        return {name for name in names if name.startswith("world sketch/star/")}
+
+    every = tested(domains=["photo", "sketch"], classes=["moon", "star"])
+    assert len(every) == 3
+    assert tested(domains=["sketch", "cartoon"], classes=["star", "cup", "moon"]) == every
+
+
 def test_a_single_image_is_trained_on() -> None:
     counts = np.array([[1, 10], [10, 10]])
     split = build_split(table_of(counts), scenario(federation={"clients": 1}), 0)
