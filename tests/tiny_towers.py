@@ -13,14 +13,30 @@ from typing import Any
 
 import open_clip
 import torch
-from edgeduet_shared.backbone import Backbone
 from open_clip.model import CLIP, CLIPTextCfg, CLIPVisionCfg, CustomTextCLIP
 from open_clip.tokenizer import HFTokenizer, SimpleTokenizer
 from torch import Tensor, nn
 
+from edgeduet_shared.backbone import Backbone
+
 EMBED_DIM = 32
 CLASS_NAMES = ("dog", "red tree", "house", "rhinoceros beetle", "cup")
-BERT_WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "photo", "of", "dog", "red", "tree", "house", "cup", ".")
+BERT_WORDS = (
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    "a",
+    "photo",
+    "of",
+    "dog",
+    "red",
+    "tree",
+    "house",
+    "cup",
+    ".",
+)
 
 VISION: dict[str, dict[str, Any]] = {
     "vit": {"layers": 3, "width": 32, "head_width": 16, "patch_size": 8, "image_size": 32},
@@ -36,7 +52,7 @@ VISION: dict[str, dict[str, Any]] = {
 TEXT: dict[str, Any] = {"context_length": 24, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 2}
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def tiny_backbone(vision: str, text: str = "native") -> Backbone:
     """A frozen tiny CLIP; ``vision`` as in VISION, ``text`` one of native, custom (``model.text``), bert."""
     with torch.random.fork_rng(devices=[]):
@@ -51,9 +67,7 @@ def tiny_backbone(vision: str, text: str = "native") -> Backbone:
         else:
             folder = _bert_folder()
             tokenizer = HFTokenizer(folder, context_length=20)
-            bert = CLIPTextCfg(
-                hf_model_name=folder, hf_model_pretrained=False, hf_proj_type="mlp", hf_pooler_type=text
-            )
+            bert = CLIPTextCfg(hf_model_name=folder, hf_model_pretrained=False, hf_proj_type="mlp", hf_pooler_type=text)
             model = CustomTextCLIP(EMBED_DIM, vision_cfg, bert)
         _shake(model)
     size = vision_cfg.image_size

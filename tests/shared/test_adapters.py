@@ -7,12 +7,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from edgeduet_shared.adapters import AdapterSite, top_k_gates
-from edgeduet_shared.config import AdapterConfig
-from edgeduet_shared.errors import ConfigError
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+
+from edgeduet_shared.adapters import AdapterSite, top_k_gates
+from edgeduet_shared.config import AdapterConfig
+from edgeduet_shared.errors import ConfigError
 
 
 def generator(seed: int = 0) -> torch.Generator:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from edgeduet_shared.config import FusionConfig
-from edgeduet_shared.errors import ConfigError
-from edgeduet_shared.fusion import Fusion
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import normalize
+
+from edgeduet_shared.config import FusionConfig
+from edgeduet_shared.errors import ConfigError
+from edgeduet_shared.fusion import Fusion
 
 
 def features(seed: int, *shape: int) -> Tensor:
@@ -63,7 +64,11 @@ def slow_fusion(fusion: Fusion, z: Tensor, t: Tensor, u: Tensor) -> tuple[np.nda
 def test_fusion_computes_the_formula(seed: int, prompts: int, shape: tuple[int, int, int]) -> None:
     embed_dim, stride, heads = shape
     fusion = fusion_with_values(embed_dim, FusionConfig(stride=stride, heads=heads), seed)
-    z, t, u = features(seed + 1, 3, embed_dim), features(seed + 2, 2, embed_dim), features(seed + 3, prompts, 2, embed_dim)
+    z, t, u = (
+        features(seed + 1, 3, embed_dim),
+        features(seed + 2, 2, embed_dim),
+        features(seed + 3, prompts, 2, embed_dim),
+    )
 
     logits, attention = fusion(z, t, u)
 
@@ -108,5 +113,7 @@ def test_with_no_dispatched_prompt_all_attention_is_on_the_local_one() -> None:
 
 
 def test_heads_that_do_not_divide_the_kept_width_are_a_config_error() -> None:
-    with pytest.raises(ConfigError, match=r"model\.fusion\.heads=3 does not divide the 8 coordinates .* \[1, 2, 4, 8\]"):
+    with pytest.raises(
+        ConfigError, match=r"model\.fusion\.heads=3 does not divide the 8 coordinates .* \[1, 2, 4, 8\]"
+    ):
         Fusion(32, FusionConfig(stride=4, heads=3))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from edgeduet_shared.errors import ConfigError
-from edgeduet_shared.losses import balance_loss, mean_routing, routing_consistency, stability_loss, update_ema
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+
+from edgeduet_shared.errors import ConfigError
+from edgeduet_shared.losses import balance_loss, mean_routing, routing_consistency, stability_loss, update_ema
 
 SEEDS = st.integers(0, 2**31)
 
@@ -37,7 +38,10 @@ def slow_consistency(images: list[np.ndarray], texts: list[np.ndarray], labels: 
         p, q = softmax(images[-depth]), softmax(texts[-depth])[labels]
         count = len(labels)
         similarity = np.array(
-            [[p[i] @ q[j] / np.linalg.norm(p[i]) / np.linalg.norm(q[j]) / tau for j in range(count)] for i in range(count)]
+            [
+                [p[i] @ q[j] / np.linalg.norm(p[i]) / np.linalg.norm(q[j]) / tau for j in range(count)]
+                for i in range(count)
+            ]
         )
         total = 0.0
         for matrix in (similarity, similarity.T):
@@ -86,7 +90,9 @@ def test_consistency_is_the_multi_positive_contrast_over_paired_sites(
 
     loss = routing_consistency(images, texts, picked, tau)
 
-    expected = slow_consistency([x.double().numpy() for x in images], [x.double().numpy() for x in texts], picked.numpy(), tau)
+    expected = slow_consistency(
+        [x.double().numpy() for x in images], [x.double().numpy() for x in texts], picked.numpy(), tau
+    )
     assert loss.item() == pytest.approx(expected, rel=1e-3, abs=1e-4)
     assert loss.item() >= -1e-6
     shuffled = [image.flip(0) for image in images]
