@@ -17,7 +17,7 @@ from edgeduet_shared.messages import TrainReply, TrainRequest
 
 @dataclass(frozen=True)
 class ExpectedReply:
-    """Shapes of what a strategy asked for: the uploaded parameters by name, and the digest if any."""
+    """Shapes of what a request asks for: the uploaded parameters by name, and the digest if any."""
 
     update: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     digest: tuple[int, ...] | None = None

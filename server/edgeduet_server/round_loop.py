@@ -41,6 +41,7 @@ from edgeduet_server.timekeeping import Clock, WallClock, clock_of
 from edgeduet_shared.config import FederationConfig, Scenario
 from edgeduet_shared.errors import FederationError, RunStopped
 from edgeduet_shared.messages import EvaluateReply, EvaluateRequest, TrainReply, TrainRequest
+from edgeduet_shared.plan import LocalPlan
 from edgeduet_shared.seeds import derive_seed
 
 log = logging.getLogger("edgeduet.server")
@@ -64,7 +65,7 @@ class RoundStrategy(Protocol[StateT]):
         ...
 
     def expect(self, state: StateT, request: TrainRequest) -> ExpectedReply:
-        """Return the shapes of what ``request`` asks for."""
+        """Return the shapes of what ``request`` asks for; they depend on its plan only."""
         ...
 
     def aggregate(self, state: StateT, replies: Sequence[TrainReply], stage: int, round: int) -> StateT:
@@ -233,6 +234,8 @@ class _Loop:
             timeout=self._federation.round_timeout,
             group=f"{stage}.{round}",
         )
+        # A method may ask only some of the sampled clients (the pooled references ask one).
+        needed = max(1, math.ceil(needed * len(requests) / max(1, len(clients)) - 1e-9))
         outcome = self._judge(state, requests, answers, needed)
         if outcome.good:
             state = self._strategy.aggregate(state, outcome.usable, stage, round)
@@ -256,10 +259,13 @@ class _Loop:
     ) -> _Round:
         usable: list[TrainReply] = []
         failures = list(answers.failures)
+        expected: dict[LocalPlan, ExpectedReply] = {}
         empty = 0
         for reply, client in zip(answers.replies, answers.clients, strict=True):
             request = requests[client]
-            wrong = rejection(reply, client, request, self._strategy.expect(state, request))
+            if request.plan not in expected:
+                expected[request.plan] = self._strategy.expect(state, request)
+            wrong = rejection(reply, client, request, expected[request.plan])
             if wrong is None:
                 usable.append(reply)
             else:

@@ -108,6 +108,8 @@ class ClientRunner:
 
     def _handle_together(self, handle_block: BlockHandler, messages: Sequence[Message]) -> list[Message | None]:
         if len(messages) > 1:
+            # References to all states, so that half a block can be undone.
+            before = self._personal.snapshot(self._contexts) if self._personal is not None else {}
             contexts = [self._contexts[_client_of(message)] for message in messages]
             try:
                 return list(handle_block([_private_copy(message) for message in messages], contexts))
@@ -119,6 +121,8 @@ class ClientRunner:
                     [_client_of(message) for message in messages],
                     traceback.format_exc(),
                 )
+                if self._personal is not None:
+                    self._personal.restore(before)
         return [self._handle_one(message) for message in messages]
 
     def _handle_one(self, message: Message) -> Message | None:

@@ -1,0 +1,37 @@
+"""Accuracy of the plain global model on the common test sets, after each stage.
+
+The server of a simulation holds all images. A server of real devices holds none: it leaves this out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from edgeduet_server.strategies.strategy import ServerState, Strategy
+from edgeduet_shared.evaluation import evaluate_held_out, evaluate_rows, predictor
+from edgeduet_shared.experiment import Experiment
+
+
+class GlobalEvaluation:
+    """Counts what the global model gets right; called by the round loop after each stage."""
+
+    def __init__(self, experiment: Experiment, strategy: Strategy) -> None:
+        self._experiment = experiment
+        self._strategy = strategy
+
+    def __call__(self, state: ServerState, stage: int) -> Mapping[str, Any]:
+        """Return ``correct`` and ``totals`` per task (all T tasks, trained or not), and for held-out classes.
+
+        ``held_out`` is -1 where the scenario holds no classes out.
+        """
+        experiment, parts = self._experiment, self._strategy.parts
+        split, model = experiment.split, experiment.model(parts)
+        predict = predictor(model, self._strategy.global_params(state), len(split.class_names))
+        held_out, held_out_total = evaluate_held_out(predict, experiment, parts)
+        return {
+            "correct": list(evaluate_rows(predict, experiment, parts, stage, split.test)),
+            "totals": [len(rows) for rows in split.test],
+            "held_out": held_out,
+            "held_out_total": held_out_total,
+        }
