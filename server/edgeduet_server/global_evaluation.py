@@ -23,15 +23,19 @@ class GlobalEvaluation:
     def __call__(self, state: ServerState, stage: int) -> Mapping[str, Any]:
         """Return ``correct`` and ``totals`` per task (all T tasks, trained or not), and for held-out classes.
 
-        ``held_out`` is -1 where the scenario holds no classes out.
+        -1 stands for what does not exist: all of it where the method has no global model, ``held_out`` where
+        the scenario holds no classes out.
         """
         experiment, parts = self._experiment, self._strategy.parts
         split, model = experiment.split, experiment.model(parts)
+        totals = [len(rows) for rows in split.test]
+        if not self._strategy.has_global_model:
+            return {"correct": [-1] * len(totals), "totals": totals, "held_out": -1, "held_out_total": 0}
         predict = predictor(model, self._strategy.global_params(state), len(split.class_names))
         held_out, held_out_total = evaluate_held_out(predict, experiment, parts)
         return {
             "correct": list(evaluate_rows(predict, experiment, parts, stage, split.test)),
-            "totals": [len(rows) for rows in split.test],
+            "totals": totals,
             "held_out": held_out,
             "held_out_total": held_out_total,
         }

@@ -26,7 +26,8 @@ import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -44,6 +45,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from edgeduet_server.checkpoint import Arrays, PersonalSnapshot
 from edgeduet_server.timekeeping import SimulatedClock
 from edgeduet_shared.errors import FederationError
+from edgeduet_shared.run_config import RunConfig
 
 log = logging.getLogger("edgeduet.sim")
 
@@ -54,7 +56,7 @@ FIRST_NODE = 1000
 # all workers busy.
 PORTION = 16
 
-BlockHandler = Callable[[list[Message], list[Context]], "list[Message | None]"]
+BlockHandler = Callable[[list[Message], list[Context]], Sequence[Message | None]]
 
 
 @dataclass(frozen=True)
@@ -425,6 +427,42 @@ def load_client_app(reference: str) -> ClientApp:
     module, _, attribute = reference.partition(":")
     app: ClientApp = getattr(importlib.import_module(module), attribute)
     return app
+
+
+class RunMemory:
+    """The personal states that edgeduet's own ClientApp keeps in memory for one run."""
+
+    def __init__(self, run_name: str) -> None:
+        from edgeduet_client.handlers import personal_snapshot
+
+        self._run_name = run_name
+        self._memory = personal_snapshot()
+
+    def snapshot(self, clients: Collection[int]) -> dict[int, Arrays]:
+        """Return the states of ``clients``."""
+        self._memory.open(self._run_name)
+        return self._memory.snapshot(clients)
+
+    def restore(self, states: Mapping[int, Arrays]) -> None:
+        """Replace all states of the run."""
+        self._memory.open(self._run_name)
+        self._memory.restore(states)
+
+
+def edgeduet_clients(config: RunConfig, *, block_size: int = 1) -> Clients:
+    """Return edgeduet's own clients for a run, with personal states in memory."""
+    from edgeduet_client.app import app
+    from edgeduet_client.handlers import handle_block
+
+    config = replace(config, personal_dir="")
+    return Clients(
+        app=app,
+        count=config.scenario.federation.clients,
+        run_config=config.to_flower(),
+        handle_block=handle_block if block_size > 1 else None,
+        block_size=block_size,
+        personal=partial(RunMemory, config.run_name),
+    )
 
 
 def run_in_process(server_app: ServerApp, grid: InProcessGrid, run_config: UserConfig) -> Context:

@@ -10,7 +10,8 @@ is started for this run only. What ``methods/flower.md`` 1.2 to 1.4 found, and w
 * ``flwr run --stream`` exits 0 for a failed run: ``flwr list`` gives the verdict,
 * a run can stay pending for ever when the process that starts apps is dead: there is a deadline.
 
-Ray workers do not share memory: the ClientApp must keep personal state on disk.
+Ray workers do not share memory: the ClientApp must keep personal state on disk. Time is real here:
+``federation.round_timeout`` must be long enough for all clients on this machine's cores.
 """
 
 from __future__ import annotations
@@ -27,15 +28,17 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from edgeduet_server.app import ERROR_FILE
 from edgeduet_server.recorder import Listener
 from edgeduet_shared.atomic_files import atomic_write_text
 from edgeduet_shared.errors import FederationError, RunStopped
+from edgeduet_shared.run_config import RunConfig
 
 log = logging.getLogger("edgeduet.sim")
 
@@ -64,11 +67,30 @@ class FlowerApp:
     client: str = "edgeduet_client.app:app"
 
 
+def run_edgeduet(config: RunConfig, *, listeners: Sequence[Listener] = ()) -> None:
+    """Run edgeduet's own apps under Flower's simulation engine; see :func:`run_ray`.
+
+    Personal states lie in ``personal/`` of the run's folder, and a checkpoint is written every round:
+    the clients keep the states of the last few rounds only.
+    """
+    personal = config.run_dir / "personal"
+    if not config.resume and personal.is_dir():
+        shutil.rmtree(personal)
+    run_ray(
+        replace(config, personal_dir=str(personal), checkpoint_every=1).to_flower(),
+        clients=config.scenario.federation.clients,
+        events=config.run_dir / "metrics.jsonl",
+        error=config.run_dir / ERROR_FILE,
+        listeners=listeners,
+    )
+
+
 def run_ray(
     run_config: Mapping[str, bool | int | float | str],
     *,
     clients: int,
     events: Path,
+    error: Path | None = None,
     app: FlowerApp | None = None,
     listeners: Sequence[Listener] = (),
     limit: float = float("inf"),
@@ -79,6 +101,7 @@ def run_ray(
         run_config: Flower's run configuration, flat.
         clients: number of virtual nodes.
         events: the file the ServerApp records its events in; read while it grows, for ``listeners``.
+        error: the file in which the ServerApp says why it stopped, if it does.
         app: the apps to run; ours by default.
         listeners: shown each event.
         limit: seconds after which the run is stopped.
@@ -94,10 +117,12 @@ def run_ray(
             run_id = link.submit(_write_app(folder / "app", app or FlowerApp(), run_config), clients)
             try:
                 verdict = _wait(link, run_id, tail, limit)
-            except KeyboardInterrupt as error:
-                raise RunStopped("stopped; the same command with --resume goes on from the last checkpoint") from error
+            except KeyboardInterrupt as stop:
+                raise RunStopped("stopped; the same command with --resume goes on from the last checkpoint") from stop
             tail.read()
             if verdict != "finished:completed":
+                if error is not None and error.is_file():
+                    raise FederationError(error.read_text().strip())
                 raise FederationError(f"Flower's simulation ended as '{verdict}': {link.first_error(run_id)}")
 
 
