@@ -111,7 +111,7 @@ class DiskStore:
         """Write ``state`` atomically and remove states older than the last few."""
         folder = self._folder(run, client)
         folder.mkdir(parents=True, exist_ok=True)
-        content = encode_arrays({name: np.ascontiguousarray(value) for name, value in state.items()})
+        content = encode_arrays({name: np.asarray(value, order="C") for name, value in state.items()})
         atomic_write_bytes(folder / f"{at[0]:04d}-{at[1]:07d}.safetensors", _checksum(content) + content)
         earlier = [path for path in _sorted(folder) if _position(path) <= at]
         for path in earlier[:-KEPT]:

@@ -289,7 +289,7 @@ class _Loop:
             skipped=not outcome.good,
             clients=[_client_record(reply) for reply in outcome.usable],
             rejected=outcome.rejected,
-            failures=[_failure_record(failure) for failure in outcome.failures],
+            failures=_failure_records(outcome.failures),
             missing=list(answers.missing),
             loss=_weighted(outcome.usable, "loss"),
             accuracy=_weighted(outcome.usable, "accuracy"),
@@ -386,7 +386,7 @@ class _Loop:
             stage=stage,
             clients=[_evaluation_record(reply) for reply in replies],
             absent=absent if requests else [],
-            failures=[_failure_record(failure) for failure in answers.failures],
+            failures=_failure_records(answers.failures),
             common=None if common is None else dict(common),
             bytes_down=answers.bytes_down,
             bytes_up=answers.bytes_up,
@@ -429,8 +429,16 @@ def _evaluation_record(reply: EvaluateReply) -> dict[str, Any]:
     return {key: value for key, value in asdict(reply).items() if key not in ("stage", "seconds")}
 
 
-def _failure_record(failure: Failure) -> dict[str, Any]:
-    return {"client": failure.client, "reason": failure.reason, "text": failure.text[-2000:]}
+def _failure_records(failures: Sequence[Failure]) -> list[dict[str, Any]]:
+    """The first failures in full, the others in one line: a thousand equal tracebacks help nobody."""
+    return [
+        {
+            "client": failure.client,
+            "reason": failure.reason,
+            "text": failure.text[-4000:] if index < 3 else _last_line(failure.text)[:200],
+        }
+        for index, failure in enumerate(failures)
+    ]
 
 
 def _weighted(replies: Sequence[TrainReply], name: str) -> float | None:
@@ -459,4 +467,4 @@ def _name_clients(clients: Sequence[int]) -> str:
 
 def _last_line(text: str) -> str:
     lines = [line for line in text.strip().splitlines() if line.strip()]
-    return lines[-1] if lines else text
+    return lines[-1].removesuffix("'>") if lines else text
