@@ -69,7 +69,8 @@ def record_run(
         "zero_shot": {"correct": [70, 55, 45, 35], "totals": [IMAGES] * t, "held_out": [30, 50]},
         **(changes or {}),
     }
-    folder = RunFolder(run_folder(out, scenario, spec, seed), config, resume=False)
+    folder = RunFolder(run_folder(out, scenario, spec, seed), config["digest"], resume=False)
+    folder.begin(config)
     recorder = JsonlRecorder(folder.events)
     rng = np.random.default_rng([seed, m])
     matrix = accuracies_of(spec.name, seed) - 0.02 * len(spec.options)

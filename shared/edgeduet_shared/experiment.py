@@ -105,4 +105,5 @@ def experiment_for(scenario_json: str, seed: int, split_file: str = "") -> Exper
     except ValueError as error:
         raise ConfigError(f"run config 'scenario-json': not valid JSON ({error})") from error
     scenario = parse(Scenario, values, "run config 'scenario-json'")
-    return Experiment(scenario, seed, split_file=Path(split_file) if split_file else None)
+    # The bar shows on a terminal only.
+    return Experiment(scenario, seed, split_file=Path(split_file) if split_file else None, progress=True)

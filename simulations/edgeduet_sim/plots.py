@@ -249,11 +249,11 @@ def forgetting_dots(comparison: Comparison, palette: Palette) -> Figure:
 
 
 def bytes_scatter(comparison: Comparison, palette: Palette) -> Figure:
-    """Avg against all bytes moved in the run, log scale; methods that send nothing stand left of it."""
+    """Avg against all bytes moved in the run, log scale; references that do not federate stand left of it."""
     figure, axes = _figure(palette, WIDTH, 3.9)
     figure.subplots_adjust(left=0.085, right=0.97, top=0.95, bottom=0.14)
     results = [r for r in comparison.methods if not math.isnan(r.numbers["avg"].mean)]
-    totals = {r.name: float(np.mean(r.bytes_ST[:, -1])) for r in results}
+    totals = {r.name: float(np.mean(r.bytes_ST[:, -1])) if r.federated else 0.0 for r in results}
     moving = [value for value in totals.values() if value > 0]
     low = 10 ** math.floor(math.log10(min(moving))) if moving else 1e3
     high = max(moving, default=1e6)
@@ -279,7 +279,7 @@ def bytes_scatter(comparison: Comparison, palette: Palette) -> Figure:
     if any(value == 0 for value in totals.values()):
         axes.axvline(low / 1.4, color=palette.grid, linewidth=1)
         axes.annotate(
-            "sends nothing",
+            "no federation",
             (silent_x, 0.01),
             xycoords=("data", "axes fraction"),
             ha="center",

@@ -7,8 +7,10 @@ Input are the events of the round loop (``edgeduet_server.round_loop``): ``run-s
 from __future__ import annotations
 
 import json
+import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -265,3 +267,31 @@ def make_narrator(*, as_json: bool, quiet: bool, console: Console | None = None)
         return Silent()
     console = console or Console()
     return Live(console) if console.is_terminal else Lines()
+
+
+@contextmanager
+def warnings_shown(narrator: Narrator) -> Iterator[None]:
+    """Show what our code logs as a warning as one line of the narrator; Flower's own log stays silent.
+
+    A client's traceback is in the events of the run; here its first line is enough.
+    """
+
+    class Shown(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            narrator.message(f"{record.levelname.lower()}: {record.getMessage().splitlines()[0]}")
+
+    handler = Shown(logging.WARNING)
+    ours = [logging.getLogger(name) for name in ("edgeduet", "edgeduet_shared")]
+    flower = logging.getLogger("flwr")
+    level = flower.level
+    flower.setLevel(logging.ERROR)
+    for logger in ours:
+        logger.addHandler(handler)
+        logger.propagate = False
+    try:
+        yield
+    finally:
+        flower.setLevel(level)
+        for logger in ours:
+            logger.removeHandler(handler)
+            logger.propagate = True

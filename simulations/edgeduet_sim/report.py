@@ -185,7 +185,8 @@ def _figures(comparison: Comparison) -> Iterable[_Drawing]:
         "accuracy-over-stages",
         "Global model: accuracy over stages",
         "Accuracy of the plain global model on all tasks seen so far. Band: one standard deviation over seeds. "
-        "The number after a name is the accuracy after the last stage (Last); Avg is the mean of the curve.",
+        "The number after a name is the accuracy after the last stage (Last); Avg is the mean of the curve. "
+        "local has no global model.",
         lambda p: plots.stage_curves(c, p, lambda r: r.stages_ST, "accuracy, %"),
     )
     yield _Drawing(

@@ -16,13 +16,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import platform
 import secrets
-import subprocess
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +34,11 @@ from edgeduet_shared.errors import EdgeDuetError, StateError
 from edgeduet_shared.metrics import Evaluations, accuracies, summarise
 from edgeduet_sim.method_spec import MethodSpec
 
+POOLED = ("centralised", "joint")
+"""Methods that work on everybody's images at one place: bytes mean nothing for them."""
+
 FORMAT = 1
 CONFIG, SPLIT, EVENTS, SUMMARY, DONE = "config.json", "split.json", "metrics.jsonl", "summary.json", "done"
-_PACKAGES = ("torch", "open_clip_torch", "timm", "peft", "flwr", "numpy")
 
 
 def run_digest(scenario: Scenario, method: MethodSpec, seed: int) -> str:
@@ -61,35 +61,6 @@ def run_folder(out: Path, scenario: Scenario, method: MethodSpec, seed: int) -> 
     return out / f"{method.slug}-seed{seed}-{run_digest(scenario, method, seed)[:8]}"
 
 
-def versions() -> dict[str, str]:
-    """Return the versions a result depends on; "none" where a package is not installed."""
-    found = {"python": platform.python_version(), "edgeduet": _version("edgeduet")}
-    return found | {package: _version(package) for package in _PACKAGES}
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "none"
-
-
-def git_revision() -> str:
-    """Return the revision of the checkout this code runs from (with "+changes" when edited), or "none"."""
-    here = Path(__file__).resolve().parent
-    try:
-        revision = _git(here, "rev-parse", "HEAD")
-        changed = _git(here, "status", "--porcelain", "--untracked-files=no")
-    except (OSError, subprocess.SubprocessError):
-        return "none"
-    return revision + ("+changes" if changed else "")
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=10, check=True)
-    return done.stdout.strip()
-
-
 def is_finished(folder: Path) -> bool:
     """Whether ``folder`` holds a run that came to its end."""
     return (folder / DONE).is_file()
@@ -102,17 +73,16 @@ class RunFolder:
     round loop's recorder to :attr:`events`; this class owns everything else.
     """
 
-    def __init__(self, path: Path, config: Mapping[str, Any], *, resume: bool) -> None:
-        """Claim ``path`` for the run described by ``config`` (must hold "digest").
+    def __init__(self, path: Path, digest: str, *, resume: bool) -> None:
+        """Claim ``path`` for the run that ``digest`` identifies.
 
         Raises:
             EdgeDuetError: the folder cannot be written, or holds something else.
             StateError: it holds another run, or an unfinished one and ``resume`` is False.
         """
         self.path = path
-        self.resumed = _claim(path, str(config["digest"]), resume)
-        if not self.resumed:
-            atomic_write_json(path / CONFIG, config)
+        self._made = _missing_folders(path)
+        self.resumed = _claim(path, digest, resume)
 
     @property
     def checkpoints(self) -> Path:
@@ -134,9 +104,15 @@ class RunFolder:
         """Where TensorBoard looks."""
         return self.path / "tensorboard"
 
-    def note(self, **facts: Any) -> None:
-        """Add facts known only after loading data and backbone to ``config.json``."""
-        atomic_write_json(self.path / CONFIG, _read_json(self.path / CONFIG) | facts)
+    def begin(self, config: Mapping[str, Any]) -> None:
+        """Write ``config.json``: from here on the folder holds a run."""
+        atomic_write_json(self.path / CONFIG, without_nan(config))
+
+    def abandon(self) -> None:
+        """Leave nothing behind when a run cannot even begin: remove the folders made for it, if still empty."""
+        for folder in self._made:
+            with suppress(OSError):
+                folder.rmdir()
 
     def finish(self) -> dict[str, Any]:
         """Derive the summary from the recorded events, write it, and mark the run as finished."""
@@ -144,6 +120,11 @@ class RunFolder:
         atomic_write_json(self.path / SUMMARY, without_nan(summary))
         atomic_write_text(self.path / DONE, "finished\n")
         return summary
+
+
+def _missing_folders(path: Path) -> tuple[Path, ...]:
+    """Return ``path`` and its parents as far as they do not exist, innermost first."""
+    return tuple(folder for folder in (path, *path.parents) if not folder.exists())
 
 
 def _claim(path: Path, digest: str, resume: bool) -> bool:
@@ -229,11 +210,15 @@ class ClientCounts:
     shared: tuple[int, ...]
     totals: tuple[int, ...]
     common: tuple[int, ...]
+    common_totals: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class StageRow:
-    """The evaluation after one stage: global model on the common test sets, and each client's counts."""
+    """The evaluation after one stage: global model on the common test sets, and each client's counts.
+
+    ``correct`` and ``totals`` are empty for methods without a global model (``local``).
+    """
 
     stage: int
     correct: tuple[int, ...]
@@ -310,13 +295,15 @@ class Run:
         client_totals = np.zeros((m, t), np.int64)
         held_out = np.full(t, math.nan)
         for row in self.stages:
-            correct[row.stage], totals = row.correct, np.maximum(totals, row.totals)
+            if row.correct:
+                correct[row.stage], totals = row.correct, np.maximum(totals, row.totals)
             held_out[row.stage] = accuracies(*row.held_out)
             for client, counts in row.clients.items():
                 personal[client, row.stage] = counts.personal
                 shared[client, row.stage] = counts.shared
                 common[client, row.stage] = counts.common
                 client_totals[client] = np.maximum(client_totals[client], counts.totals)
+                totals = np.maximum(totals, counts.common_totals)
         reference = self.config.get("zero_shot") or {}
         return Evaluations(
             kind=self.scenario.stream.kind,
@@ -334,11 +321,13 @@ class Run:
 
     def summary(self) -> dict[str, float]:
         """Return every number of the run by name; NaN where a value does not exist."""
-        down, up = self.stage_bytes()
+        down, up = (
+            (math.nan, math.nan) if self.method.name in POOLED else (float(part.sum()) for part in self.stage_bytes())
+        )
         parameters = self.config["parameters"]
         return summarise(self.evaluations) | {
-            "bytes_down": float(down.sum()),
-            "bytes_up": float(up.sum()),
+            "bytes_down": down,
+            "bytes_up": up,
             "trainable": float(parameters["trainable"]),
             "uploaded": float(parameters["uploaded"]),
             "personal_parameters": float(parameters["personal"]),
@@ -404,18 +393,19 @@ def _round_row(event: Mapping[str, Any]) -> RoundRow:
 
 
 def _stage_row(event: Mapping[str, Any]) -> StageRow:
-    common = event["common"]
+    common = event["common"] or {}
     return StageRow(
         stage=event["stage"],
-        correct=tuple(common["correct"]),
-        totals=tuple(common["totals"]),
-        held_out=(common["held_out"], common["held_out_total"]),
+        correct=tuple(common.get("correct", ())),
+        totals=tuple(common.get("totals", ())),
+        held_out=(common.get("held_out", -1), common.get("held_out_total", 0)),
         clients={
             reply["client"]: ClientCounts(
                 personal=tuple(reply["personal"]),
                 shared=tuple(reply["shared"]),
                 totals=tuple(reply["totals"]),
                 common=tuple(reply["personal_common"]),
+                common_totals=tuple(reply["common_totals"]),
             )
             for reply in event["clients"]
         },

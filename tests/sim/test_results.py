@@ -18,7 +18,7 @@ from edgeduet_sim.results import FORMAT, RunFolder, find_runs, is_finished, load
 from recorded_runs import IMAGES, SLICE, TASKS, accuracies_of, small_scenario
 
 RecordRun = Callable[..., Path]
-CONFIG = {"format": FORMAT, "digest": "0123456789abcdef"}
+DIGEST = "0123456789abcdef"
 
 
 def test_a_recorded_run_gives_back_every_number(record_run: RecordRun):
@@ -88,26 +88,39 @@ def test_another_configuration_gets_another_folder(tmp_path: Path):
 def test_a_folder_of_something_else_is_refused_and_untouched(tmp_path: Path):
     (tmp_path / "thesis.tex").write_text("precious")
     with pytest.raises(EdgeDuetError, match="not a run of edgeduet-sim"):
-        RunFolder(tmp_path, CONFIG, resume=False)
+        RunFolder(tmp_path, DIGEST, resume=False)
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_a_folder_of_another_run_is_refused(tmp_path: Path):
-    RunFolder(tmp_path / "run", CONFIG, resume=False)
+    RunFolder(tmp_path / "run", DIGEST, resume=False).begin({"format": FORMAT, "digest": DIGEST})
     with pytest.raises(StateError, match="another run"):
-        RunFolder(tmp_path / "run", {**CONFIG, "digest": "f" * 16}, resume=True)
+        RunFolder(tmp_path / "run", "f" * 16, resume=True)
+
+
+def test_a_run_that_cannot_begin_leaves_nothing_behind(tmp_path: Path):
+    folder = RunFolder(tmp_path / "new" / "run", DIGEST, resume=False)
+    assert folder.path.is_dir()
+    folder.abandon()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_abandoning_keeps_what_was_there(tmp_path: Path):
+    folder = RunFolder(tmp_path, DIGEST, resume=False)
+    folder.abandon()
+    assert tmp_path.is_dir()
 
 
 def test_an_interrupted_run_needs_resume_and_a_finished_one_is_kept(record_run: RecordRun):
     unfinished = record_run("fed-duet", stages=1, finish=False)
-    config = json.loads((unfinished / "config.json").read_text())
+    digest = json.loads((unfinished / "config.json").read_text())["digest"]
     with pytest.raises(StateError, match="--resume"):
-        RunFolder(unfinished, config, resume=False)
-    assert RunFolder(unfinished, config, resume=True).resumed
+        RunFolder(unfinished, digest, resume=False)
+    assert RunFolder(unfinished, digest, resume=True).resumed
     finished = record_run("promptfl")
     assert is_finished(finished)
     with pytest.raises(StateError, match="finished"):
-        RunFolder(finished, json.loads((finished / "config.json").read_text()), resume=True)
+        RunFolder(finished, json.loads((finished / "config.json").read_text())["digest"], resume=True)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
@@ -115,7 +128,7 @@ def test_an_unwritable_folder_is_one_clear_line(tmp_path: Path):
     tmp_path.chmod(stat.S_IRUSR | stat.S_IXUSR)
     try:
         with pytest.raises(EdgeDuetError, match="permission denied"):
-            RunFolder(tmp_path / "run", CONFIG, resume=False)
+            RunFolder(tmp_path / "run", DIGEST, resume=False)
     finally:
         tmp_path.chmod(stat.S_IRWXU)
 
@@ -123,7 +136,7 @@ def test_an_unwritable_folder_is_one_clear_line(tmp_path: Path):
 def test_a_file_in_the_way_is_one_clear_line(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(EdgeDuetError, match="choose another"):
-        RunFolder(tmp_path / "file" / "run", CONFIG, resume=False)
+        RunFolder(tmp_path / "file" / "run", DIGEST, resume=False)
 
 
 def test_a_damaged_config_names_the_file(record_run: RecordRun):
