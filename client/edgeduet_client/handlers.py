@@ -35,6 +35,7 @@ from edgeduet_shared.experiment import Experiment, experiment_for
 from edgeduet_shared.messages import EvaluateReply, EvaluateRequest, TrainReply, TrainRequest, decode, encode
 from edgeduet_shared.plan import LocalPlan
 from edgeduet_shared.privacy import clip_and_noise, privatise_update
+from edgeduet_shared.run_config import RunConfig
 from edgeduet_shared.seeds import derive_seed
 
 _DIGEST_IMAGES = 512
@@ -53,19 +54,16 @@ class Client:
 
 
 def client_of(context: Context) -> Client:
-    """Resolve the client from run and node configuration.
+    """Resolve the client from run configuration (``edgeduet_shared.run_config``) and node configuration.
 
-    Run configuration: ``scenario-json``, ``seed``, ``split-file`` ("" builds the split), ``run-name``,
-    ``personal-dir`` ("" keeps personal state in memory).
+    An empty ``personal-dir`` keeps personal state in memory.
     """
-    config = context.run_config
-    experiment = experiment_for(str(config["scenario-json"]), int(config["seed"]), str(config.get("split-file", "")))
-    folder = str(config.get("personal-dir", ""))
-    store: PersonalStore = _disk_store(folder) if folder else _MEMORY
-    run = str(config.get("run-name", "run"))
-    if not folder:
-        _MEMORY.open(run)
-    return Client(int(context.node_config["partition-id"]), experiment, experiment.seed, run, store)
+    config = RunConfig.from_flower(context.run_config)
+    experiment = experiment_for(config.scenario_json, config.seed, config.split_file)
+    store: PersonalStore = _disk_store(config.personal_dir) if config.personal_dir else _MEMORY
+    if not config.personal_dir:
+        _MEMORY.open(config.run_name)
+    return Client(int(context.node_config["partition-id"]), experiment, experiment.seed, config.run_name, store)
 
 
 def personal_snapshot() -> MemoryStore:

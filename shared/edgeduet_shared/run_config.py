@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,7 @@ class RunConfig:
     resume: bool = False
     checkpoint_every: int = 1
 
-    @property
+    @cached_property
     def scenario_json(self) -> str:
         """The scenario as the JSON text by which both sides name their shared experiment."""
         return json.dumps(self.scenario.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
