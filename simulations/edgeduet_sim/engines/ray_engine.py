@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,7 +38,7 @@ from edgeduet_server.app import ERROR_FILE
 from edgeduet_server.recorder import Listener
 from edgeduet_shared.atomic_files import atomic_write_text
 from edgeduet_shared.errors import FederationError, RunStopped
-from edgeduet_shared.run_config import RunConfig
+from edgeduet_shared.run_config import FlowerConfig, RunConfig
 
 log = logging.getLogger("edgeduet.sim")
 
@@ -77,6 +77,7 @@ def run_edgeduet(config: RunConfig, *, listeners: Sequence[Listener] = ()) -> No
     if not config.resume and personal.is_dir():
         shutil.rmtree(personal)
     run_ray(
+        FlowerApp(),
         replace(config, personal_dir=str(personal), checkpoint_every=1).to_flower(),
         clients=config.scenario.federation.clients,
         events=config.run_dir / "metrics.jsonl",
@@ -86,35 +87,53 @@ def run_edgeduet(config: RunConfig, *, listeners: Sequence[Listener] = ()) -> No
 
 
 def run_ray(
-    run_config: Mapping[str, bool | int | float | str],
+    app: FlowerApp,
+    run_config: FlowerConfig,
     *,
     clients: int,
     events: Path,
     error: Path | None = None,
-    app: FlowerApp | None = None,
     listeners: Sequence[Listener] = (),
     limit: float = float("inf"),
 ) -> None:
-    """Run the apps under Flower's simulation engine until the run is over.
+    """Run apps under Flower's simulation engine until the run is over.
 
     Args:
+        app: the apps.
         run_config: Flower's run configuration, flat.
         clients: number of virtual nodes.
         events: the file the ServerApp records its events in; read while it grows, for ``listeners``.
         error: the file in which the ServerApp says why it stopped, if it does.
-        app: the apps to run; ours by default.
         listeners: shown each event.
         limit: seconds after which the run is stopped.
 
     Raises:
-        FederationError: the run did not complete; says what Flower's log says.
+        FederationError: the run did not complete; says what the ServerApp or Flower's log says.
         RunStopped: Ctrl-C.
     """
+    with tempfile.TemporaryDirectory(prefix="edgeduet-app-") as name:
+        folder = _write_app(Path(name), app, run_config)
+        run_app_folder(folder, clients=clients, events=events, error=error, listeners=listeners, limit=limit)
+
+
+def run_app_folder(
+    app: Path,
+    *,
+    clients: int,
+    events: Path,
+    error: Path | None = None,
+    overrides: FlowerConfig | None = None,
+    listeners: Sequence[Listener] = (),
+    limit: float = float("inf"),
+) -> None:
+    """Do what ``flwr run APP`` does, offline and from a neutral folder; see :func:`run_ray`.
+
+    ``overrides`` replace values of the app's own run configuration.
+    """
     with tempfile.TemporaryDirectory(prefix="edgeduet-ray-") as name:
-        folder = Path(name)
         tail = _Tail(events, listeners)
-        with _superlink(folder) as link:
-            run_id = link.submit(_write_app(folder / "app", app or FlowerApp(), run_config), clients)
+        with _superlink(Path(name)) as link:
+            run_id = link.submit(app, clients, overrides or {})
             try:
                 verdict = _wait(link, run_id, tail, limit)
             except KeyboardInterrupt as stop:
@@ -184,10 +203,15 @@ class _SuperLink:
     process: subprocess.Popen[bytes]
     log: Path
 
-    def submit(self, app: Path, clients: int) -> str:
+    def submit(self, app: Path, clients: int, overrides: FlowerConfig) -> str:
         """Start a run; return its id."""
+        changes = []
+        if overrides:
+            path = self.folder / "overrides.toml"
+            atomic_write_text(path, _toml_lines(overrides))
+            changes = ["--run-config", str(path)]
         federation = f"num-supernodes={clients} client-resources-num-cpus=1 init-args-log-to-driver=true"
-        answer = self._flwr("run", str(app), "private", "--federation-config", federation, "--format", "json")
+        answer = self._flwr("run", str(app), "private", "--federation-config", federation, *changes, "--format", "json")
         if not answer.get("success") or not answer.get("run-id"):
             raise FederationError(f"Flower refused the run: {answer.get('error-message', answer)}")
         return str(answer["run-id"])
@@ -303,9 +327,8 @@ def _quietly(send: Callable[[psutil.Process], None], process: psutil.Process) ->
         log.debug("process %d had ended already", process.pid)
 
 
-def _write_app(folder: Path, app: FlowerApp, run_config: Mapping[str, bool | int | float | str]) -> Path:
+def _write_app(folder: Path, app: FlowerApp, run_config: FlowerConfig) -> Path:
     """Write the app folder that ``flwr run`` takes: one ``pyproject.toml``."""
-    values = "\n".join(f"{json.dumps(key)} = {_toml(value)}" for key, value in run_config.items())
     text = f"""[project]
 name = "edgeduet"
 version = "0.1.0"
@@ -318,15 +341,15 @@ serverapp = "{app.server}"
 clientapp = "{app.client}"
 
 [tool.flwr.app.config]
-{values}
+{_toml_lines(run_config)}
 """
     atomic_write_text(folder / "pyproject.toml", text)
     return folder
 
 
-def _toml(value: bool | int | float | str) -> str:
-    # JSON's words for these types are also TOML's.
-    return json.dumps(value, ensure_ascii=True)
+def _toml_lines(values: FlowerConfig) -> str:
+    # JSON's words for texts, numbers and switches are also TOML's.
+    return "\n".join(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in values.items())
 
 
 def _program(name: str) -> str:
