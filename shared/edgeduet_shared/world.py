@@ -491,17 +491,17 @@ def _cartoon(spec: Spec, scene: _Scene, rng: np.random.Generator) -> NDArray[np.
 
 
 def _sketch(spec: Spec, scene: _Scene, rng: np.random.Generator) -> NDArray[np.uint8]:
-    """Coloured-pencil lines on paper: outline, thin texture lines, a hint of the ground."""
-    paper = np.full((_S, _S, 3), 238, np.float32) + 6 * _smooth_noise(rng, 6)[..., None]
-    pencil = 0.45 * _jitter(COLOURS[spec.colour], rng, 14) + 0.2 * np.full(3, 120, np.float32)
+    """Coloured pencil on toned paper: outline, hatched body, texture lines, a hint of the ground."""
+    tone = 0.5 * np.asarray(BACKGROUNDS[spec.background][1], np.float32) + 105
+    paper = tone + 8 * _smooth_noise(rng, 6)[..., None]
+    pencil = 0.6 * _jitter(COLOURS[spec.colour], rng, 14) + 6
     ground = _background(spec.background, np.full(3, 1, np.float32), rng)[..., 0]
     hint = np.clip(np.abs(ground - np.median(ground)), 0, 0.4) * (1 - scene.cover)
-    ink = scene.ink.astype(np.float32)
-    marks = _edges(ink, 1) * scene.cover
-    hatch = (np.mod(_GRID_X + _GRID_Y, 9) < 2.2) * scene.cover * 0.35
-    pressure = 0.8 + 0.2 * _smooth_noise(rng, 8)
+    marks = _edges(scene.ink.astype(np.float32), 1) * scene.cover
+    hatch = (0.4 + 0.3 * (np.mod(_GRID_X + _GRID_Y, 9) < 3)) * scene.cover
+    pressure = 0.85 + 0.15 * _smooth_noise(rng, 8)
     lines = np.clip(np.maximum.reduce((_edges(scene.cover, 2), marks, hatch)), 0, 1) * pressure
-    picture = _over(paper, np.full(3, 150, np.float32), hint.astype(np.float32))
+    picture = _over(paper, 0.6 * tone, hint.astype(np.float32))
     return _to_uint8(_shrink(_over(picture, pencil, lines.astype(np.float32))))
 
 

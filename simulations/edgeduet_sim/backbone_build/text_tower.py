@@ -9,10 +9,10 @@ Shape suffixes: N texts, C context length, L longest text, W tower width, D join
 from __future__ import annotations
 
 import open_clip
-from torch import LongTensor, Tensor
+from torch import Tensor
 
 
-def encode_trimmed(model: open_clip.CLIP, ids_NC: LongTensor) -> Tensor:
+def encode_trimmed(model: open_clip.CLIP, ids_NC: Tensor) -> Tensor:
     """``model.encode_text`` without the padding: not normalised, ``[N, D]``."""
     length = int((ids_NC != 0).sum(-1).max())
     ids_NL = ids_NC[:, :length]
