@@ -1,0 +1,1 @@
+"""Every method, one file each; :mod:`edgeduet_server.strategies.catalogue` lists them."""

@@ -1,0 +1,38 @@
+"""FedCLIP: FedAvg of an attention head on the image embedding.
+
+Lu et al., "FedCLIP: Fast generalization and personalization for CLIP in federated learning", IEEE Data
+Engineering Bulletin 2023. The head's exact form is in ``edgeduet_shared.head``.
+"""
+
+from __future__ import annotations
+
+from edgeduet_server.strategies.strategy import AveragingStrategy
+from edgeduet_shared.plan import Group, LocalPlan, Parts
+
+
+class FedClip(AveragingStrategy):
+    """Averaged attention head."""
+
+    name = "fedclip"
+    purpose = "FedAvg of an attention head on the image embedding"
+    paper = "Lu et al., IEEE Data Eng. Bull. 2023"
+
+    @property
+    def parts(self) -> Parts:
+        """The head."""
+        return Parts(head=True)
+
+    @property
+    def owns(self) -> tuple[Group, ...]:
+        """The head."""
+        return ("head",)
+
+    def plan(self, stage: int, round: int) -> LocalPlan:
+        """Train and upload the head."""
+        return LocalPlan(
+            parts=self.parts,
+            train=self.owns,
+            upload=self.owns,
+            last_round=self.last_round(round),
+            **self._round_settings(),
+        )
