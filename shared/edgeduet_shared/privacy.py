@@ -68,7 +68,7 @@ def epsilon(multiplier: float, releases: int, delta: float) -> float:
         from dp_accounting.rdp import RdpAccountant
     except ImportError as error:
         raise ConfigError(
-            "privacy noise needs dp-accounting to report epsilon; pip install 'edgeduet[train]'"
+            "privacy noise needs dp-accounting to report epsilon; pip install 'edgeduet[server]'"
         ) from error
     accountant = RdpAccountant()
     accountant.compose(dp_accounting.GaussianDpEvent(multiplier / 2.0), releases)
