@@ -404,7 +404,7 @@ METRICS: Mapping[str, MetricInfo] = {
     "bytes_down": MetricInfo("Down", "bytes sent to all clients, measured on serialised messages", -1, "bytes"),
     "trainable": MetricInfo("Trainable", "parameters trained on a client", -1, ""),
     "uploaded": MetricInfo("Uploaded", "distinct parameters a client ever uploads", -1, ""),
-    "seconds": MetricInfo("Seconds", "wall-clock seconds of the whole run", -1, "s"),
+    "seconds": MetricInfo("Seconds", "wall-clock seconds of rounds and evaluations, on this machine", 0, "s"),
 }
 
 

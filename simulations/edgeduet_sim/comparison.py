@@ -98,12 +98,17 @@ class Comparison:
         return next((result for result in self.all if result.name == name), None)
 
     def best_federated(self, metric: str) -> MethodResult | None:
-        """Return the federated method other than the main one with the best mean of ``metric``."""
+        """Return the best federated method by mean of ``metric``, other than the main one and sharing seeds with it."""
         better = METRICS[metric].better
+        main = self.find(MAIN_METHOD)
+        seeds = {run.seed for run in main.runs} if main else set()
         rivals = [
             r
             for r in self.methods
-            if r.federated and r.spec.name != MAIN_METHOD and not math.isnan(r.numbers[metric].mean)
+            if r.federated
+            and r.spec.name != MAIN_METHOD
+            and not math.isnan(r.numbers[metric].mean)
+            and seeds & {run.seed for run in r.runs}
         ]
         return max(rivals, key=lambda r: better * r.numbers[metric].mean, default=None)
 

@@ -31,8 +31,8 @@ from edgeduet_shared.atomic_files import atomic_write_bytes
 from edgeduet_shared.metrics import Values, format_bytes
 from edgeduet_sim.comparison import MAIN_METHOD, Comparison, MethodResult, band, paired_difference
 
-WIDTH = 6.6
-"""Inches of a full-width figure."""
+WIDTH = 4.9
+"""Inches of a figure: narrow, so that its letters stay readable when a phone shrinks it."""
 
 
 @dataclass(frozen=True)
@@ -130,8 +130,8 @@ def stage_curves(
     comparison: Comparison, palette: Palette, values: Callable[[MethodResult], Values], ylabel: str
 ) -> Figure:
     """Accuracy after each stage: mean over seeds with a band of one standard deviation, names at the right end."""
-    figure, axes = _figure(palette, WIDTH, 3.9)
-    figure.subplots_adjust(left=0.085, right=0.74, top=0.97, bottom=0.2)
+    figure, axes = _figure(palette, WIDTH, 3.5)
+    figure.subplots_adjust(left=0.11, right=0.68, top=0.97, bottom=0.17)
     tasks = comparison.methods[0].runs[0].task_names
     x = np.arange(1, len(tasks) + 1)
     ends: list[tuple[float, str, str]] = []
@@ -159,19 +159,28 @@ def stage_curves(
     return figure
 
 
-def matrix_map(result: MethodResult, palette: Palette, tasks: Sequence[str]) -> Figure:
+def matrix_limits(results: Sequence[MethodResult]) -> tuple[float, float]:
+    """Return one colour range in % for the matrices of all methods, so that they can be compared by eye."""
+    values = np.concatenate([100 * result.matrix_TT.ravel() for result in results]) if results else np.zeros(1)
+    low, high = float(np.nanmin(values)), float(np.nanmax(values))
+    return max(0.0, 10 * math.floor(low / 10)), min(100.0, max(10 * math.ceil(high / 10), low + 10))
+
+
+def matrix_map(
+    result: MethodResult, palette: Palette, tasks: Sequence[str], limits: tuple[float, float] = (0.0, 100.0)
+) -> Figure:
     """Accuracy matrix: rows are stages, columns tasks; above the diagonal the task has not been trained yet."""
     t = len(tasks)
     figure, axes = _figure(palette, 3.2, 3.1)
     figure.subplots_adjust(left=0.13, right=0.99, top=0.9, bottom=0.13)
     shown = 100 * result.matrix_TT
-    axes.imshow(np.ma.masked_invalid(shown), vmin=0, vmax=100, cmap="cividis", aspect="auto")
+    axes.imshow(np.ma.masked_invalid(shown), vmin=limits[0], vmax=limits[1], cmap="cividis", aspect="auto")
     size = 8.5 if t <= 6 else 6.5
     for i in range(t):
         for j in range(t):
             if math.isnan(shown[i, j]) or t > 12:
                 continue
-            dark_cell = shown[i, j] < 55
+            dark_cell = shown[i, j] < limits[0] + 0.55 * (limits[1] - limits[0])
             axes.text(
                 j,
                 i,
@@ -244,14 +253,14 @@ def forgetting_dots(comparison: Comparison, palette: Palette) -> Figure:
         [], [], color=palette.ink, marker="s", markerfacecolor=palette.paper, linestyle="", label="personal models"
     )
     _legend(axes, palette)
-    axes.set_xlabel("forgetting, percentage points (lower is better; negative: old tasks improved)")
+    axes.set_xlabel("forgetting, points (lower is better)")
     return figure
 
 
 def bytes_scatter(comparison: Comparison, palette: Palette) -> Figure:
     """Avg against all bytes moved in the run, log scale; references that do not federate stand left of it."""
-    figure, axes = _figure(palette, WIDTH, 3.9)
-    figure.subplots_adjust(left=0.085, right=0.97, top=0.95, bottom=0.14)
+    figure, axes = _figure(palette, WIDTH, 3.5)
+    figure.subplots_adjust(left=0.11, right=0.97, top=0.96, bottom=0.14)
     results = [r for r in comparison.methods if not math.isnan(r.numbers["avg"].mean)]
     totals = {r.name: float(np.mean(r.bytes_ST[:, -1])) if r.federated else 0.0 for r in results}
     moving = [value for value in totals.values() if value > 0]
@@ -259,7 +268,7 @@ def bytes_scatter(comparison: Comparison, palette: Palette) -> Figure:
     high = max(moving, default=1e6)
     silent_x = low / 3
     axes.set_xscale("log")
-    axes.set_xlim(silent_x / 2, high * 6)
+    axes.set_xlim(silent_x / 2, high * 12)
     labels: list[tuple[float, float, str, str]] = []
     for result in results:
         style = style_of(result, comparison.methods, palette)
@@ -290,7 +299,7 @@ def bytes_scatter(comparison: Comparison, palette: Palette) -> Figure:
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: "" if value < low else _round_bytes(value)))
     axes.tick_params(which="minor", length=0)
-    axes.set_xlabel("bytes moved in the whole run, both ways, all clients")
+    axes.set_xlabel("bytes moved in the whole run (log scale)")
     axes.set_ylabel("Avg, %")
     _point_labels(axes, labels, palette)
     return figure
@@ -301,11 +310,11 @@ def dispatch_map(counts_MK: npt.NDArray[np.int64], palette: Palette) -> Figure:
     clients, pool = counts_MK.shape
     figure, axes = _figure(palette, WIDTH, min(6.0, 1.1 + 0.26 * min(clients, 20)))
     bottom = 0.5 / figure.get_figheight()
-    figure.subplots_adjust(left=0.085, right=0.98, top=0.98, bottom=bottom)
+    figure.subplots_adjust(left=0.1, right=0.95, top=0.98, bottom=bottom)
     image = axes.imshow(counts_MK, cmap="cividis", aspect="auto", vmin=0, interpolation="nearest")
     step = max(1, clients // 10)
     axes.set_yticks(range(0, clients, step), [str(c) for c in range(0, clients, step)])
-    axes.set_xticks(range(0, pool, max(1, pool // 16)))
+    axes.set_xticks(range(0, pool, max(1, pool // 8)))
     axes.set_xlabel("prompt of the pool")
     axes.set_ylabel("client")
     axes.grid(False)
@@ -341,7 +350,7 @@ def ablation_dots(comparison: Comparison, full: MethodResult, palette: Palette) 
         [], [], color=palette.series[1], marker="s", markerfacecolor=palette.paper, linestyle="", label="Personal"
     )
     _legend(axes, palette)
-    axes.set_xlabel("change in percentage points (left of 0: the part helps)")
+    axes.set_xlabel("change in points (left of 0: the part helps)")
     return figure
 
 
@@ -369,7 +378,7 @@ def _rows_figure(palette: Palette, names: Sequence[str]) -> tuple[Figure, Axes]:
     figure, axes = _figure(palette, WIDTH, height)
     longest = max((len(name) for name in names), default=8)
     figure.subplots_adjust(
-        left=min(0.42, 0.03 + 0.0115 * longest), right=0.98, top=1 - 0.3 / height, bottom=0.58 / height
+        left=min(0.5, 0.03 + 0.0155 * longest), right=0.98, top=1 - 0.3 / height, bottom=0.58 / height
     )
     axes.set_yticks(range(len(names)), names)
     axes.tick_params(axis="y", colors=palette.ink, labelsize=9)

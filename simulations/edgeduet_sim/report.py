@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
@@ -29,7 +30,7 @@ from edgeduet_sim.comparison import (
     dispatch_counts,
     paired_difference,
 )
-from edgeduet_sim.results import Run
+from edgeduet_sim.results import POOLED, Run
 
 MAIN_COLUMNS = (
     "avg",
@@ -139,6 +140,7 @@ def markdown(comparison: Comparison) -> str:
 
 
 def _markdown_table(results: Sequence[MethodResult], columns: Sequence[str]) -> list[str]:
+    columns = _known(results, columns)
     head = ["method", "seeds", *(METRICS[column].title for column in columns)]
     lines = ["| " + " | ".join(head) + " |", "| --- |" + " ---: |" * (len(head) - 1)]
     bold = {column: best_of(results, column) for column in columns}
@@ -206,13 +208,14 @@ def _figures(comparison: Comparison) -> Iterable[_Drawing]:
         yield _Drawing(
             "forgetting",
             "Forgetting",
-            "Best earlier accuracy on a task minus its final accuracy, mean over the old tasks.",
+            "Best earlier accuracy on a task minus its final accuracy, mean over the old tasks, percentage points. "
+            "Negative: old tasks got better. Lines: one standard deviation over seeds.",
             lambda p: plots.forgetting_dots(c, p),
         )
     yield _Drawing(
         "bytes-accuracy",
         "What accuracy costs in bytes",
-        "Avg against all bytes of training messages, measured on the serialised messages.",
+        "Avg against all bytes of training messages, both ways, all clients, measured on the serialised messages.",
         lambda p: plots.bytes_scatter(c, p),
     )
     full = c.find(MAIN_METHOD)
@@ -235,12 +238,14 @@ def _figures(comparison: Comparison) -> Iterable[_Drawing]:
                 lambda p, counts=counts: plots.dispatch_map(counts, p),  # type: ignore[misc]
             )
     tasks = c.methods[0].runs[0].task_names
-    for result in c.all:
+    shown = [result for result in c.all if not np.isnan(result.matrix_TT).all()]
+    limits = plots.matrix_limits(shown)
+    for result in shown:
         yield _Drawing(
             f"matrix-{result.spec.slug}",
             result.name,
             "",
-            lambda p, result=result: plots.matrix_map(result, p, tasks),  # type: ignore[misc]
+            lambda p, result=result: plots.matrix_map(result, p, tasks, limits),  # type: ignore[misc]
             group="matrix",
         )
 
@@ -278,7 +283,13 @@ def _svg(drawing: _Drawing) -> dict[str, Any]:
     return {"name": drawing.name, "title": drawing.title, "caption": drawing.caption, "svg": Markup(svg)}
 
 
+def _known(results: Sequence[MethodResult], columns: Sequence[str]) -> tuple[str, ...]:
+    """Leave out columns that have no value for any method (retention without held-out classes)."""
+    return tuple(c for c in columns if any(not math.isnan(r.numbers[c].mean) for r in results))
+
+
 def _table(results: Sequence[MethodResult], columns: Sequence[str]) -> dict[str, Any]:
+    columns = _known(results, columns)
     bold = {column: best_of(results, column) for column in columns}
     return {
         "head": [METRICS[column] for column in columns],
@@ -336,9 +347,9 @@ def verdict(c: Comparison) -> list[str]:
         text = f"{MAIN_METHOD} reaches {show(metric, own)} % {label}"
         rival = c.best_federated(metric)
         if rival is not None:
-            gap = round(100 * (own.mean - rival.numbers[metric].mean), 1)
-            where = "level with" if gap == 0 else f"{abs(gap):.1f} points {'above' if gap > 0 else 'BELOW'}"
-            text += f", {where} the best other federated method ({rival.name})"
+            text += (
+                f", {_gap_text(paired_difference(full, rival, metric))} the best other federated method ({rival.name})"
+            )
         for name in ("zero-shot", "local", "joint"):
             other = c.find(name)
             if other is not None and not math.isnan(other.numbers[metric].mean):
@@ -354,11 +365,21 @@ def verdict(c: Comparison) -> list[str]:
     return lines
 
 
+def _gap_text(gap: MeanStd) -> str:
+    """Say where the main method stands against a rival; the difference is paired by seed."""
+    points = round(100 * gap.mean, 1)
+    if points == 0:
+        return "level with"
+    spread = "" if math.isnan(gap.std) else f" ± {100 * gap.std:.1f}"
+    return f"{abs(points):.1f}{spread} points {'above' if points > 0 else 'BELOW'}"
+
+
 def _parameter_row(r: MethodResult) -> dict[str, str]:
     config = r.runs[0].config
     parameters: Mapping[str, Any] = config["parameters"]
     rounds = [row for row in r.runs[0].rounds if row.asked]
     asked = sum(row.asked for row in rounds) or 1
+    pooled = r.spec.name in POOLED
     per_client = {
         "up": sum(row.bytes_up for row in rounds) / asked,
         "down": sum(row.bytes_down for row in rounds) / asked,
@@ -368,8 +389,8 @@ def _parameter_row(r: MethodResult) -> dict[str, str]:
         "trainable": format_value("trainable", parameters["trainable"]),
         "uploaded": format_value("trainable", parameters["uploaded"]),
         "personal": format_value("trainable", parameters["personal"]),
-        "up": format_value("bytes_up", per_client["up"]),
-        "down": format_value("bytes_down", per_client["down"]),
+        "up": "n/a" if pooled else format_value("bytes_up", per_client["up"]),
+        "down": "n/a" if pooled else format_value("bytes_down", per_client["down"]),
     }
 
 

@@ -84,7 +84,7 @@ def test_help_needs_neither_torch_nor_flower(arguments: tuple[str, ...]):
 
 def test_shell_completion_offers_scenarios():
     done = subprocess.run(
-        [sys.executable, "-c", "from edgeduet_sim.cli import main; main()"],
+        [sys.executable, "-c", "import sys; sys.argv = ['edgeduet-sim']; from edgeduet_sim.cli import main; main()"],
         env={
             **_environment(),
             "_EDGEDUET_SIM_COMPLETE": "complete_bash",
