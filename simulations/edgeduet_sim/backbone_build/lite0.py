@@ -40,7 +40,6 @@ import torch
 from numpy.typing import NDArray
 from open_clip.transform import PreprocessCfg, image_transform_v2
 from PIL import Image
-from rich.progress import track
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -53,7 +52,7 @@ from edgeduet_sim.backbone_build.export import (
     write_folder,
     write_vocabulary,
 )
-from edgeduet_sim.backbone_build.progress import training_bar
+from edgeduet_sim.backbone_build.progress import counted, training_bar
 from edgeduet_sim.backbone_build.text_tower import encode_trimmed
 from edgeduet_sim.backbone_build.wordnet import VISUAL_TOPICS, WordNet, read_wordnet
 
@@ -223,7 +222,7 @@ def _mean_feature(trunk: nn.Module, pictures: int = 512) -> Tensor:
     trunk.eval()
     chunks = [
         trunk(torch.stack([transform(picture) for picture in rendered[start : start + 64]]))
-        for start in track(range(0, pictures, 64), "centring the joint space")
+        for start in counted(range(0, pictures, 64), "centring the joint space")
     ]
     return torch.cat(chunks).mean(0)
 
@@ -309,7 +308,7 @@ def graph_kernel(wordnet: WordNet, words: list[str], classes: list[int]) -> Tens
         return memo[synset]
 
     weights_NK = torch.zeros(len(words), len(classes))
-    for n, word in enumerate(track(words, "relating words to classes")):
+    for n, word in enumerate(counted(words, "relating words to classes")):
         for synset, share in wordnet.senses.get(word, ()):
             weights_NK[n] += share * kernel(synset)
     return weights_NK
@@ -371,7 +370,7 @@ class _SentenceEmbedder:
         # Similar lengths together: less padding.
         order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
         embedded_NE = torch.empty(len(texts), self._model.config.hidden_size)
-        for start in track(range(0, len(order), batch), label):
+        for start in counted(range(0, len(order), batch), label):
             rows = order[start : start + batch]
             tokens = self._tokenizer(
                 [texts[i] for i in rows],

@@ -1,10 +1,11 @@
-"""A progress bar for training that also reads well in a log file."""
+"""Progress bars: live on a terminal, quiet lines (training) or nothing (the rest) elsewhere."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import (
@@ -14,9 +15,17 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
+    track,
 )
 
 _LOG_SECONDS = 30.0
+_T = TypeVar("_T")
+
+
+def counted(items: Iterable[_T], label: str, *, total: int | None = None) -> Iterable[_T]:
+    """Iterate with a bar that disappears at the end; nothing is printed when not on a terminal."""
+    console = Console(stderr=True)
+    return track(items, label, total=total, console=console, transient=True, disable=not console.is_terminal)
 
 
 @contextlib.contextmanager

@@ -23,7 +23,6 @@ import numpy as np
 import open_clip
 import torch
 from numpy.typing import NDArray
-from rich.progress import track
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -36,7 +35,7 @@ from edgeduet_sim.backbone_build.export import (
     write_folder,
     write_vocabulary,
 )
-from edgeduet_sim.backbone_build.progress import training_bar
+from edgeduet_sim.backbone_build.progress import counted, training_bar
 from edgeduet_sim.backbone_build.text_tower import encode_trimmed
 from edgeduet_sim.backbone_build.zero_shot import world_table
 
@@ -131,7 +130,7 @@ def render_training_set(work: Path, seed: int) -> tuple[list[world.Spec], NDArra
     if file.is_file():
         return specs, np.load(file, mmap_mode="r")
     images = np.empty((IMAGES, world.IMAGE_SIZE, world.IMAGE_SIZE, 3), np.uint8)
-    for i, spec in enumerate(track(specs, "rendering")):
+    for i, spec in enumerate(counted(specs, "rendering")):
         images[i] = world.render(spec, np.random.default_rng((seed, i)))
     partial = file.with_name(f"partial-{file.name}")
     np.save(partial, images)

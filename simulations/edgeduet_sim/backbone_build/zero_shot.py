@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
-from rich.progress import track
 from torch import Tensor
 
 from edgeduet_shared import world
 from edgeduet_shared.backbone import Backbone
 from edgeduet_shared.errors import DataError
+from edgeduet_sim.backbone_build.progress import counted
 
 TEMPLATE = "a photo of a {}."
 _PACS_DOMAINS = ("photo", "art_painting", "cartoon", "sketch")
@@ -48,7 +48,7 @@ def image_features(
         chunks.append(torch.nn.functional.normalize(features_BD, dim=-1))
         pending.clear()
 
-    for picture in track(pictures, label, total=total, transient=True):
+    for picture in counted(pictures, label, total=total):
         pending.append(backbone.transform(picture.convert("RGB")))
         if len(pending) == batch:
             flush()
