@@ -118,7 +118,7 @@ def read_card(folder: Path) -> BackboneCard:
         )
     except (OSError, ValueError, KeyError) as error:
         raise BackboneError(
-            f"backbone '{folder.name}' is incomplete in {folder} ({error}); {_repair(folder.name)}"
+            f"backbone '{folder.name}' is incomplete in {folder} ({error}); {_repair(folder)}"
         ) from error
 
 
@@ -153,12 +153,12 @@ def verify_checksums(folder: Path) -> None:
     """
     name = folder.name
     if not (folder / CHECKSUMS).is_file():
-        raise BackboneError(f"backbone '{name}' has no {CHECKSUMS} in {folder}; {_repair(name)}")
+        raise BackboneError(f"backbone '{name}' has no {CHECKSUMS} in {folder}; {_repair(folder)}")
     for file, expected in _listed_checksums(folder).items():
         if not (folder / file).is_file():
-            raise BackboneError(f"backbone '{name}' lacks {file} in {folder}; {_repair(name)}")
+            raise BackboneError(f"backbone '{name}' lacks {file} in {folder}; {_repair(folder)}")
         if _sha256(folder / file) != expected:
-            raise BackboneError(f"backbone '{name}': {folder / file} was altered (checksum differs); {_repair(name)}")
+            raise BackboneError(f"backbone '{name}': {folder / file} was altered (checksum differs); {_repair(folder)}")
 
 
 # --- the three ways to load ----------------------------------------------------------------------
@@ -311,8 +311,9 @@ def _fingerprint(parts: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:_FINGERPRINT_HEX]
 
 
-def _repair(name: str) -> str:
-    return f"reinstall edgeduet, or rebuild it with: edgeduet-sim backbone build {name}"
+def _repair(folder: Path) -> str:
+    command = f"edgeduet-sim backbone build {folder.name} --out {folder}"
+    return f"reinstall edgeduet, or rebuild it with: {command}"
 
 
 def _offline_hint() -> str:

@@ -123,6 +123,13 @@ def write_card(folder: Path, card: Mapping[str, Any]) -> None:
     (folder / "MODEL_CARD.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
+def record_zero_shot(folder: Path, table: Mapping[str, float]) -> None:
+    """Put measured accuracies, in percent, into the card of a built backbone."""
+    card = json.loads((folder / CARD).read_text(encoding="utf-8"))
+    card["zero_shot"] = {task: round(value, 1) for task, value in table.items()}
+    write_card(folder, card)
+
+
 def save_checkpoint(state: Mapping[str, Any], file: Path) -> None:
     """Write training state so that a kill at any moment leaves the previous one intact."""
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -58,7 +58,7 @@ from edgeduet_sim.backbone_build.wordnet import VISUAL_TOPICS, WordNet, read_wor
 
 NAME = "clip-lite0"
 SEED = 0
-STEPS = 4_000
+STEPS = 3_000
 BATCH = 384
 PEAK_RATE = 1.5e-3
 TOKEN_RATE_FACTOR = 2.0

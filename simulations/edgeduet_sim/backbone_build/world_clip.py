@@ -30,8 +30,8 @@ from edgeduet_shared import world
 from edgeduet_shared.backbone import ClipModel, load_backbone
 from edgeduet_sim.backbone_build.export import (
     VOCABULARY,
+    record_zero_shot,
     save_checkpoint,
-    write_card,
     write_folder,
     write_vocabulary,
 )
@@ -106,20 +106,16 @@ def build(out: Path, work: Path, *, minutes: float | None = None, seed: int = SE
     model = _new_model()
     tokenizer = open_clip.SimpleTokenizer(bpe_path=str(vocabulary), context_length=24)
     steps = train(model, tokenizer, specs, images, work / "training.pt", seed=seed, minutes=minutes)
-    card = _card(steps, seed)
     write_folder(
-        out, model=model, config=CONFIG, vocabulary=vocabulary, card={**card, "zero_shot": {}},
+        out,
+        model=model,
+        config=CONFIG,
+        vocabulary=vocabulary,
+        card=_card(steps, seed),
         notice=_NOTICE,
-    )  # fmt: skip
+    )
     # Measured on the written fp16 files, through the loader that users go through.
-    backbone = load_backbone(f"local-dir:{out}")
-    measured = {
-        "parameters": sum(p.numel() for p in backbone.model.parameters()),
-        "image_size": backbone.image_size,
-        "embed_dim": backbone.embed_dim,
-        "zero_shot": {task: round(value, 1) for task, value in world_table(backbone).items()},
-    }
-    write_card(out, {**card, **measured})
+    record_zero_shot(out, world_table(load_backbone(f"local-dir:{out}")))
 
 
 def render_training_set(work: Path, seed: int) -> tuple[list[world.Spec], NDArray[np.uint8]]:
@@ -242,6 +238,7 @@ def _pixels(images_BHWC: NDArray[np.uint8], rng: np.random.Generator) -> Tensor:
 
 def _card(steps: int, seed: int) -> dict[str, Any]:
     return {
+        "zero_shot": {},
         "summary": (
             "Tiny CLIP (ModifiedResNet [1,1,1,1] and a two-layer text tower) trained from scratch on "
             "the generated caption world. For the demo and the tests: it knows nothing about real "
