@@ -272,20 +272,23 @@ def test_router_shapes_say_how_many_logits_come_back(
     assert [tuple(site.shape) for site in text_logits] == [(len(CLASS_NAMES), 3)] * shapes[1]
 
 
-def test_noise_is_drawn_outside_and_repeats_with_its_generator() -> None:
-    model = duet(dropout=0.5)
+@pytest.mark.parametrize("tower", ["image", "text"])
+@pytest.mark.parametrize("kind", ["router", "dropout"])
+def test_noise_is_drawn_outside_reaches_its_tower_and_repeats_with_its_generator(tower: str, kind: str) -> None:
+    model = duet(dropout=0.5 if kind == "dropout" else 0.0)
     params, x = moved(model.initial(0)), model.front(pictures(tiny_backbone("vit")))
 
-    def features(seed: int, router: bool = True) -> Tensor:
-        noise = model.draw_noise(4, 5, torch.Generator().manual_seed(seed), router=router)
-        return torch.cat(
-            [model.run(params, "encode_image", x, noise)[0], model.run(params, "encode_text", IDS, noise)[0]]
-        )
+    def features(seed: int | None) -> Tensor:
+        noise = None
+        if seed is not None:
+            noise = model.draw_noise(4, 5, torch.Generator().manual_seed(seed), router=kind == "router")
+            assert all(set(site) == {kind} for site in (*noise.image, *noise.text))
+        result: Tensor = model.run(params, f"encode_{tower}", x if tower == "image" else IDS, noise)[0]
+        return result
 
     assert torch.equal(features(1), features(1))
     assert not torch.equal(features(1), features(2))
-    without = model.draw_noise(4, 5, torch.Generator(), router=False)
-    assert all(set(site) == {"dropout"} for site in (*without.image, *without.text))
+    assert not torch.equal(features(1), features(None))
 
 
 def test_features_are_normalised_and_logits_are_scaled_cosines() -> None:
@@ -303,7 +306,7 @@ def test_features_are_normalised_and_logits_are_scaled_cosines() -> None:
 def test_a_class_subset_gives_the_same_features_as_all_classes() -> None:
     model = duet()
     params = moved(model.initial(0))
-    wanted = torch.tensor([4, 1])
+    wanted = torch.tensor([3, 1, 4])
 
     torch.testing.assert_close(
         model.run(params, "encode_text", wanted)[0],
@@ -351,6 +354,9 @@ def test_fused_logits_mix_local_and_shared() -> None:
     only_shared, _ = model.run(params, "fused_logits", z, t, u, 0.0)
     mixed, _ = model.run(params, "fused_logits", z, t, u, 0.3)
 
+    fusion = {name.removeprefix("fusion."): value for name, value in params.items() if name.startswith("fusion.")}
+    shared, _ = torch.func.functional_call(model.fusion, fusion, (z, t, u))
+    torch.testing.assert_close(only_shared, 20.0 * shared)
     torch.testing.assert_close(only_local, model.run(params, "local_logits", z, t))
     torch.testing.assert_close(mixed, 0.3 * only_local + 0.7 * only_shared)
     assert attention.shape == (4, 5, 4)

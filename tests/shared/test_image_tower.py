@@ -82,6 +82,27 @@ def test_every_site_changes_the_embedding_and_reads_its_own_router_input(
         site.shared.up_bias.zero_()
 
 
+@pytest.mark.parametrize(("vision", "placement"), [("efficientnet", "stages"), ("vit", "blocks"), ("vit", "embedding")])
+def test_routers_read_the_pooled_map_the_class_token_or_the_embedding(vision: str, placement: str) -> None:
+    tower, sites = tower_and_sites(vision, placement, ())
+    name, site = next(iter(sites.items()))
+    site.router.gate_weight.normal_(generator=torch.Generator().manual_seed(1))
+    x = tower.front(pictures(tiny_backbone(vision)))
+
+    _, logits = tower.tail(x, sites, ())
+
+    if placement == "stages":
+        read = x.mean((2, 3))
+    elif placement == "embedding":
+        read = x / x.norm(dim=-1, keepdim=True) * EMBED_DIM**0.5
+    else:
+        block = tiny_backbone(vision).model.visual.transformer.resblocks[0]
+        tokens = tiny_backbone(vision).model.visual._embeds(x)
+        read = (tokens + block.attention(block.ln_1(tokens)))[:, 0]
+    assert name in ("stage5", "block0", "embedding")
+    torch.testing.assert_close(logits[0], read @ site.router.gate_weight, rtol=1e-4, atol=1e-5)
+
+
 def test_the_embedding_site_reads_norm_sqrt_d_and_ignores_the_embeddings_length() -> None:
     seen: list[Tensor] = []
 
