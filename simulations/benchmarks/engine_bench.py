@@ -170,7 +170,7 @@ class _Meter:
         tick = 0
         while self._process.poll() is None:
             self._meet()
-            members = [member for member in self._known.values() if self._note_cpu(member)]
+            members = [member for member in list(self._known.values()) if self._note_cpu(member)]
             self.processes = max(self.processes, len(members))
             if tick % 5 == 0:
                 self.memory = max(self.memory, sum(_pss(member) for member in members))

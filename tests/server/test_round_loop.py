@@ -396,6 +396,28 @@ def test_a_method_that_asks_nothing_of_clients_has_no_bad_rounds(tmp_path: Path)
     assert not any(event["skipped"] for event in rounds(list(read_events(tmp_path / "m.jsonl"))))
 
 
+def test_a_method_that_asks_one_of_the_clients_needs_one_answer(tmp_path: Path) -> None:
+    class Pooled(linear.LinearStrategy):
+        def configure(self, state: linear.LinearState, clients: Any, *where: int) -> dict[int, TrainRequest]:
+            return super().configure(state, clients[:1], *where)
+
+    config = {"run-dir": str(tmp_path), "seed": 3}
+    grid = InProcessGrid(Clients(linear.client_app, 5, config))
+    scenario = Scenario.model_validate({"name": "linear", "federation": {"clients": 5, "rounds": 2, "quorum": 1.0}})
+    run_training(
+        grid,
+        Pooled(),
+        scenario,
+        start=linear.LinearState(),
+        stages=1,
+        recorder=JsonlRecorder(tmp_path / "m.jsonl"),
+        checkpoints=CheckpointStore(tmp_path / "c", {}),
+        seed=0,
+    )
+    events = rounds(list(read_events(tmp_path / "m.jsonl")))
+    assert [(event["asked"], event["skipped"]) for event in events] == [([0], False)] * 2
+
+
 REQUEST = TrainRequest(1, 2, linear.PLAN, contexts={"4": np.zeros((1, 2), np.float32)})
 
 
