@@ -224,3 +224,16 @@ def test_kill_9_and_resume_ends_bit_identical(
     assert start(tmp_path, "resume").wait(timeout=120) == 0
     assert len(whole[2]) == 4
     assert comparable(tmp_path) == whole
+
+
+def test_worker_processes_change_nothing(tmp_path: Path) -> None:
+    """Personal states live in the workers then, and are still part of the checkpoint."""
+    folders = []
+    for workers in (0, 2):
+        folder = tmp_path / str(workers)
+        config = RunConfig(scenario(clients=3), "fed-duet", seed=1, run_dir=folder, run_name=f"workers-{workers}")
+        with InProcessGrid(edgeduet_clients(config), workers=workers) as grid:
+            serve(grid, config)
+        folders.append(comparable(folder))
+    assert len(folders[0][2]) == 3
+    assert folders[0] == folders[1]
