@@ -8,6 +8,7 @@ SEEDS := 1
 OUT :=
 SET :=
 PYTEST_ARGS :=
+BENCH_ARGS :=
 
 # The first Python on the path that is new enough.
 ifndef PYTHON
@@ -55,6 +56,9 @@ check: venv-dev ## lint, format and types only
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_imports.py
+
+bench: venv-sim ## measure the engines against each other, about half an hour (BENCH_ARGS=--quick: two minutes)
+	$(BIN)/python simulations/benchmarks/engine_bench.py $(BENCH_ARGS)
 
 format: venv-dev ## put the code into the house format
 	$(BIN)/ruff check --fix .
