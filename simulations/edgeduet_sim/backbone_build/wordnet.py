@@ -37,7 +37,7 @@ class Synset:
     named: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # compared and hashed by identity: it holds the whole database
 class WordNet:
     """Meanings by offset, and for each word its meanings with their share of use."""
 
@@ -51,9 +51,6 @@ class WordNet:
         for parent in self.synsets[offset].parents:
             above |= self.ancestors(parent)
         return frozenset(above)
-
-    def __hash__(self) -> int:
-        return id(self)
 
 
 def read_wordnet(database: Path = DATABASE) -> WordNet:

@@ -103,7 +103,7 @@ def build(out: Path, work: Path, *, minutes: float | None = None, seed: int = SE
     write_vocabulary(CONFIG["model_cfg"]["text_cfg"]["vocab_size"], vocabulary)
     specs, images = render_training_set(work, seed)
     torch.manual_seed(seed)
-    model = _new_model()
+    model = new_model()
     tokenizer = open_clip.SimpleTokenizer(bpe_path=str(vocabulary), context_length=24)
     steps = train(model, tokenizer, specs, images, work / "training.pt", seed=seed, minutes=minutes)
     write_folder(
@@ -174,7 +174,8 @@ def train(
     return step + 1 if first < steps else steps
 
 
-def _new_model() -> ClipModel:
+def new_model() -> ClipModel:
+    """Return the architecture with random weights."""
     config = CONFIG["model_cfg"]
     return open_clip.CLIP(config["embed_dim"], dict(config["vision_cfg"]), dict(config["text_cfg"]))
 
