@@ -191,6 +191,7 @@ def compare(
     resolved, folder = _open(scenario, set_, data, skip_corrupt), _out(out, scenario)
     work = [runner.make_job(resolved, spec, seed, folder) for seed in range(seeds) for spec in specs]
     narrator = make_narrator(as_json=json, quiet=quiet)
+    narrator.message(runner.notice(resolved))
     with warnings_shown(narrator), _resumable("the same command goes on with what is left"):
         outcome = runner.run_all(
             work, _engine_setup(engine, block, workers), narrator, processes=jobs, command=_command()

@@ -30,7 +30,7 @@ from edgeduet_shared.run_config import RunConfig
 from edgeduet_sim.budget import count_budget
 from edgeduet_sim.method_spec import MethodSpec
 from edgeduet_sim.progress import Narrator, RunTitle
-from edgeduet_sim.results import FORMAT, Run, RunFolder, is_finished, load_run, run_digest, run_folder
+from edgeduet_sim.results import FORMAT, Run, RunFolder, is_finished, load_run, run_digest, run_folder, without_nan
 from edgeduet_sim.tensorboard_events import TensorBoardEvents
 from edgeduet_sim.versions import git_revision, versions
 
@@ -166,8 +166,10 @@ def run_one(
     board = TensorBoardEvents(folder.tensorboard, title)
     try:
         with narrator:
-            _train(config, setup, job.scenario, [board, lambda event: narrator.event(title, event)], folder)
-            run = _finish(folder)
+            _train(config, setup, [board, lambda event: narrator.event(title, event)])
+            numbers = folder.finish()
+            narrator.event(title, {"event": "summary", "folder": str(folder.path), "numbers": without_nan(numbers)})
+            run = load_run(folder.path)
             narrator.end(title, outcome_text(run))
     except (EdgeDuetError, KeyboardInterrupt) as error:
         narrator.end(title, f"stopped: {error}" if str(error) else "stopped")
@@ -175,11 +177,6 @@ def run_one(
     finally:
         board.close()
     return run
-
-
-def _finish(folder: RunFolder) -> Run:
-    folder.finish()
-    return load_run(folder.path)
 
 
 def _prepare(
@@ -193,8 +190,6 @@ def _prepare(
 ) -> RunTitle:
     """Load what the run needs, say what it will be, and write its configuration."""
     scenario, split, table = job.scenario, experiment.split, experiment.table
-    for line in notices(scenario):
-        narrator.message(line)
     if table.skipped:
         narrator.message(f"left out {table.skipped} images that cannot be read (--skip-corrupt)")
     experiment.features(strategy.parts)
@@ -262,17 +257,15 @@ def zero_shot_reference(experiment: Experiment) -> dict[str, Any]:
     }
 
 
-def notices(scenario: Scenario) -> tuple[str, ...]:
+def notice(scenario: Scenario) -> str:
     """Say which data and backbone are in use, and how to get the other."""
     world = scenario.data.source == "world"
-    other = "--data PATH or --data hub:NAME for real images" if world else "--data world for the generated world"
     source = "the generated world" if world else scenario.data.source
-    return (f"data: {source}; backbone: {scenario.model.backbone} ({other}; --set model.backbone=NAME)",)
+    other = "real images: --data PATH or --data hub:NAME" if world else "the generated world: --data world"
+    return f"data: {source}; backbone: {scenario.model.backbone} ({other}; another backbone: --set model.backbone=NAME)"
 
 
-def _train(
-    config: RunConfig, setup: EngineSetup, scenario: Scenario, listeners: Sequence[Listener], folder: RunFolder
-) -> None:
+def _train(config: RunConfig, setup: EngineSetup, listeners: Sequence[Listener]) -> None:
     """Run all stages on the chosen engine."""
     if setup.engine == "ray":
         from edgeduet_sim.engines.ray_engine import run_edgeduet
@@ -283,7 +276,13 @@ def _train(
 
     clients = edgeduet_clients(config, block_size=setup.block or AUTOMATIC_BLOCK)
     with InProcessGrid(clients, workers=setup.workers) as grid:
-        serve(grid, config, listeners=listeners)
+        # This process may have made the same run before: personal states come from the checkpoint or not at all.
+        grid.restore({})
+        try:
+            serve(grid, config, listeners=listeners)
+        finally:
+            if not setup.workers:  # worker processes take their states with them
+                grid.restore({})
 
 
 def summary_text(run: Run) -> str:
