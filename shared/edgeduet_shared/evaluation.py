@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -90,9 +91,15 @@ def evaluate_held_out(predict: Predictor, experiment: Experiment, parts: Parts) 
     return predict.correct(x, labels, split.held_out_classes), len(labels)
 
 
+# The same for every client of a run; values are never changed in place.
+@lru_cache(maxsize=8)
+def _fresh(model: DuetModel, seed: int) -> Params:
+    return model.initial(seed)
+
+
 def merged_params(model: DuetModel, seed: int, *sources: Mapping[str, NDArray[np.float32]]) -> Params:
     """Fresh parameters, overridden by each of ``sources`` in turn (names the model lacks are ignored)."""
-    params = model.initial(seed)
+    params = dict(_fresh(model, seed))
     for source in sources:
         for name, value in source.items():
             if name in params:

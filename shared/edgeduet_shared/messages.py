@@ -15,6 +15,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from io import BytesIO
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -151,7 +153,9 @@ def encode(body: Body, wire: WireArrays | None = None) -> RecordDict:
     for spec in fields(body):
         value = getattr(body, spec.name)
         if spec.name in body.array_fields:
-            record[f"arrays.{spec.name}"] = ArrayRecord({name: _wire_array(a, wire) for name, a in value.items()})
+            arrays = record[f"arrays.{spec.name}"] = ArrayRecord()
+            for name, array in value.items():
+                arrays[name] = _wire_array(array, wire)
         else:
             small[spec.name] = value.model_dump(mode="json") if isinstance(value, LocalPlan) else value
     seconds = {"seconds": float(small.pop("seconds"))} if "seconds" in small else {}
@@ -185,7 +189,10 @@ def decode(record: RecordDict, expected: type[BodyT]) -> BodyT:
         if "seconds" in meta:
             values["seconds"] = meta["seconds"]
         for name in expected.array_fields:
-            values[name] = {key: _values(a) for key, a in record.array_records[f"arrays.{name}"].items()}
+            arrays = record[f"arrays.{name}"]
+            if not isinstance(arrays, ArrayRecord):
+                raise TypeError(f"'arrays.{name}' holds no arrays")
+            values[name] = {key: _values(array) for key, array in arrays.items()}
         values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
         return expected(**values)
     except (KeyError, TypeError, ValueError, EOFError) as error:
@@ -253,5 +260,15 @@ _FLOAT32_HEADER = b"{'descr': '<f4', 'fortran_order': False, "
 def _wire_array(array: npt.NDArray[Any], wire: WireArrays) -> Array:
     known = wire.get(id(array))
     if known is None:
-        known = wire[id(array)] = (array, Array(_float32(array)))
+        values = _float32(array)
+        data = _npy_header(values.shape) + values.tobytes()
+        known = wire[id(array)] = (array, Array("float32", values.shape, "numpy.ndarray", data))
     return known[1]
+
+
+@lru_cache(maxsize=4096)
+def _npy_header(shape: tuple[int, ...]) -> bytes:
+    """Return what ``numpy.save`` writes before the values of a float32 array in row order."""
+    text = BytesIO()
+    np.lib.format.write_array_header_1_0(text, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    return text.getvalue()

@@ -65,6 +65,13 @@ def test_arrays_arrive_as_they_were_sent(shape: list[int], order: str, kind: typ
     assert received.flags.writeable
 
 
+@given(st.lists(st.integers(0, 4), max_size=4))
+def test_arrays_are_encoded_as_flower_encodes_them(shape: list[int]) -> None:
+    values = np.asarray(np.random.default_rng(0).normal(size=shape), np.float32)
+    record = encode(TrainRequest(0, 0, LocalPlan(parts=Parts()), shared={"w": values}))
+    assert record.array_records["arrays.shared"]["w"] == Array(values)
+
+
 def test_an_array_that_is_not_what_it_says_is_an_error() -> None:
     record = encode(TrainRequest(0, 0, LocalPlan(parts=Parts()), shared={"w": np.zeros(6, np.float32)}))
     array = record.array_records["arrays.shared"]["w"]
@@ -72,3 +79,6 @@ def test_an_array_that_is_not_what_it_says_is_an_error() -> None:
         record["arrays.shared"] = ArrayRecord({"w": Array(array.dtype, shape, array.stype, data)})
         with pytest.raises(MessageError, match="malformed 'train' message"):
             decode(record, TrainRequest)
+    record["arrays.shared"] = ConfigRecord({"w": 1})
+    with pytest.raises(MessageError, match=r"'arrays\.shared' holds no arrays"):
+        decode(record, TrainRequest)

@@ -32,7 +32,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
 from flwr.app.user_config import UserConfig
 from flwr.clientapp import ClientApp
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
@@ -488,15 +488,7 @@ def _all_train(messages: Sequence[Message]) -> bool:
 
 def _copy_records(records: RecordDict) -> RecordDict:
     """Return a copy that can be changed without changing ``records``; array contents are shared (they are bytes)."""
-    copy = RecordDict()
-    for key, record in records.items():
-        if isinstance(record, ArrayRecord):
-            copy[key] = ArrayRecord(dict(record))
-        elif isinstance(record, MetricRecord):
-            copy[key] = MetricRecord(dict(record))
-        else:
-            copy[key] = ConfigRecord(dict(record))
-    return copy
+    return RecordDict({key: record.copy() for key, record in records.items()})
 
 
 def _private_copy(message: Message) -> Message:
