@@ -148,9 +148,7 @@ class _Work:
         at = (request.stage, request.round)
         state = dict(client.store.load(client.run, client.partition, at) or {})
         _remember(state, request, model)
-        params = merged_params(
-            model, client.seed, _under(state, "cache/"), request.shared, _under(state, "params/")
-        )
+        params = merged_params(model, client.seed, _under(state, "cache/"), request.shared, _under(state, "params/"))
         rows, class_ids = _training_rows(client, request)
         job = None
         if len(rows):

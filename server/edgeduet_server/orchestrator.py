@@ -228,7 +228,7 @@ def _train_gate(store: Store) -> Store:
         }
     for _ in range(_STEPS):
         optimiser.zero_grad()
-        gate_loss(store, gate).backward()  # type: ignore[no-untyped-call]
+        gate_loss(store, gate).backward()
         optimiser.step()
     result = dict(store)
     for value, name in zip(gate, _GATE, strict=True):

@@ -46,9 +46,7 @@ class Predictor:
             if self.dispatched_MCD is None:
                 parts.append(self.model.run(self.params, "local_logits", z_BD, self.text_CD))
             else:
-                fused = self.model.run(
-                    self.params, "fused_logits", z_BD, self.text_CD, self.dispatched_MCD, self.mix
-                )
+                fused = self.model.run(self.params, "fused_logits", z_BD, self.text_CD, self.dispatched_MCD, self.mix)
                 parts.append(fused[0])
         return torch.cat(parts) if parts else torch.zeros(0, len(self.text_CD))
 

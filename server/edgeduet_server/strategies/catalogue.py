@@ -56,9 +56,7 @@ def strategy_type(method: str) -> type[Strategy]:
     return STRATEGIES[method]
 
 
-def make_strategy(
-    method: str, options: Mapping[str, Any], scenario: Scenario, experiment: Experiment
-) -> Strategy:
+def make_strategy(method: str, options: Mapping[str, Any], scenario: Scenario, experiment: Experiment) -> Strategy:
     """Build the strategy of ``method`` with its ``options``.
 
     Raises:

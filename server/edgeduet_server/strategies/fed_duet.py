@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from pydantic import Field
@@ -63,7 +63,7 @@ class FedDuet(Strategy):
     name = "fed-duet"
     purpose = "server-dispatched semantic prompts and private routed adapters, fused by cross-attention"
     paper = "Guo et al., ICLR 2026"
-    options_type = FedDuetOptions
+    options_type: ClassVar[type[Options]] = FedDuetOptions
 
     def __init__(self, options: Options, scenario: Any, experiment: Any) -> None:
         super().__init__(options, scenario, experiment)

@@ -142,7 +142,11 @@ class Strategy(ABC):
         return {name: value.numpy() for name, value in params.items() if self.model.group_of(name) in groups}
 
     def _round_settings(self) -> dict[str, Any]:
-        return {"optimiser": self.scenario.train, "privacy": self.scenario.privacy, "mix": self.scenario.model.fusion.mix}
+        return {
+            "optimiser": self.scenario.train,
+            "privacy": self.scenario.privacy,
+            "mix": self.scenario.model.fusion.mix,
+        }
 
 
 def weighted_mean(replies: Sequence[TrainReply], names: Sequence[str], start: Mapping[str, Any]) -> Arrays:
