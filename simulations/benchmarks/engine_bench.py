@@ -113,7 +113,8 @@ def measure(engine: str, method: str, clients: int, rounds: int) -> Cost:
     with tempfile.TemporaryDirectory(prefix="edgeduet-bench-") as name:
         folder = Path(name) / "run"
         started = time.monotonic()
-        meter = _Meter(_start(engine, method, clients, rounds, folder))
+        mark = f"{os.getpid()}-{time.monotonic_ns()}"
+        meter = _Meter(_start(engine, method, clients, rounds, folder, mark), mark)
         meter.follow()
         wall = time.monotonic() - started
         events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -136,11 +137,11 @@ def measure(engine: str, method: str, clients: int, rounds: int) -> Cost:
         )
 
 
-def _start(engine: str, method: str, clients: int, rounds: int, folder: Path) -> subprocess.Popen[bytes]:
+def _start(engine: str, method: str, clients: int, rounds: int, folder: Path, mark: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, __file__, "--one", engine, "--methods", method, "--clients", str(clients)]
     environment = {
         **os.environ,
-        MARK: f"{os.getpid()}-{time.monotonic_ns()}",
+        MARK: mark,
         "OMP_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
@@ -151,9 +152,9 @@ def _start(engine: str, method: str, clients: int, rounds: int, folder: Path) ->
 class _Meter:
     """Follows a process and all others that carry its mark in their environment, however they are related."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], mark: str) -> None:
         self._process = process
-        self._mark = psutil.Process(process.pid).environ()[MARK]
+        self._mark = mark
         self._known: dict[int, psutil.Process] = {}
         self._strangers: set[int] = set()
         self._cpu: dict[int, float] = {}
@@ -264,7 +265,7 @@ def main() -> None:
     for method in options.methods:
         costs: list[Cost] = []
         for count in clients:
-            if _start("prepare", method, count, rounds, Path()).wait() != 0:
+            if _start("prepare", method, count, rounds, Path(), "none").wait() != 0:
                 raise SystemExit(f"{count} clients: the images cannot be prepared")
             for engine in options.engines:
                 costs.append(measure(engine, method, count, rounds))
