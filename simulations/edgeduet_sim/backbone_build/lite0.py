@@ -58,7 +58,11 @@ from edgeduet_sim.backbone_build.wordnet import VISUAL_TOPICS, WordNet, read_wor
 
 NAME = "clip-lite0"
 SEED = 0
-STEPS = 3_000
+CYCLES = ((2_850, 1.0, 1.0), (700, 0.4, 2.0))
+"""Cosine cycles after the warm-up: steps, peak as a share of PEAK_RATE, power of the word weights.
+
+The first cycle learns the whole list; the second squares the weights, so that the common, visual words
+that classes are named with are learned more exactly."""
 BATCH = 384
 PEAK_RATE = 1.5e-3
 TOKEN_RATE_FACTOR = 2.0
@@ -434,7 +438,6 @@ def distil(
     checkpoint: Path,
     seed: int,
     minutes: float | None,
-    steps: int = STEPS,
 ) -> tuple[int, float]:
     """Train the text tower in place; return ``(steps done, last mean cosine to the targets)``.
 
@@ -442,6 +445,7 @@ def distil(
     target relate to all targets of the batch at the model's own temperature, which weighs the
     neighbours a classifier would confuse.
     """
+    steps = WARMUP_STEPS + sum(length for length, _, _ in CYCLES)
     tokens = tokenise(tokenizer, lexicon.words)
     parameters = {n: p for n, p in model.named_parameters() if not n.startswith("visual.")}
     parameters.pop("logit_scale")
@@ -458,10 +462,12 @@ def distil(
     started = saved = time.monotonic()
     with training_bar(NAME, total=steps, completed=first) as bar:
         for step in range(first, steps):
-            rate = PEAK_RATE * _schedule(step, steps)
+            share, power = schedule(step)
+            rate = PEAK_RATE * share
             for group in optimizer.param_groups:
                 group["lr"] = rate * group["factor"]
-            loss, batch_cosine = _loss(model, tokens, lexicon, np.random.default_rng((seed, step)))
+            rng = np.random.default_rng((seed, step))
+            loss, batch_cosine = _loss(model, tokens, lexicon, power, rng)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             nn.utils.clip_grad_norm_(parameters.values(), 1.0)
@@ -522,18 +528,26 @@ def _parameter_groups(parameters: dict[str, nn.Parameter]) -> list[dict[str, Any
     ]
 
 
-def _schedule(step: int, steps: int) -> float:
-    """Linear warm-up, then a cosine down to zero."""
+def schedule(step: int) -> tuple[float, float]:
+    """Return ``(share of the peak rate, power of the word weights)``: warm-up, then :data:`CYCLES`."""
     if step < WARMUP_STEPS:
-        return (step + 1) / WARMUP_STEPS
-    return 0.5 * (1 + math.cos(math.pi * (step - WARMUP_STEPS) / (steps - WARMUP_STEPS)))
+        return (step + 1) / WARMUP_STEPS, CYCLES[0][2]
+    start = WARMUP_STEPS
+    for steps, peak, power in CYCLES:
+        if step < start + steps:
+            return peak * 0.5 * (1 + math.cos(math.pi * (step - start) / steps)), power
+        start += steps
+    return 0.0, CYCLES[-1][2]
 
 
-def _loss(model: ClipModel, tokens: Tokens, lexicon: Lexicon, rng: np.random.Generator) -> tuple[Tensor, float]:
+def _loss(
+    model: ClipModel, tokens: Tokens, lexicon: Lexicon, power: float, rng: np.random.Generator
+) -> tuple[Tensor, float]:
     bare = rng.random() < BARE_SHARE
     # Words of like length share a batch, so that little is spent on padding: of four times as many
     # drawn words, one quarter by length is used.
-    drawn = rng.choice(len(lexicon.words), size=4 * BATCH, p=lexicon.weight_N)
+    weight_N = lexicon.weight_N**power
+    drawn = rng.choice(len(lexicon.words), size=4 * BATCH, p=weight_N / weight_N.sum())
     quarter = int(rng.integers(4))
     by_length = drawn[np.argsort(tokens.lengths[drawn], kind="stable")]
     rows = by_length[quarter * BATCH : (quarter + 1) * BATCH]
