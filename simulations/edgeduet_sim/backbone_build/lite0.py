@@ -222,7 +222,7 @@ def _mean_feature(trunk: nn.Module, pictures: int = 512) -> Tensor:
     preprocess = PreprocessCfg(size=128, **CONFIG["preprocess_cfg"])
     transform = image_transform_v2(preprocess, is_train=False)
     rng = np.random.default_rng(SEED)
-    specs = [world.random_spec(rng, shapes=world.SHAPES, styles=world.STYLES) for _ in range(pictures)]
+    specs = [world.random_spec(rng, shapes=world.SHAPES, styles=world.TRAINED_STYLES) for _ in range(pictures)]
     rendered = [Image.fromarray(world.render(spec, rng)) for spec in specs]
     trunk.eval()
     chunks = [
