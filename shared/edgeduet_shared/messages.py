@@ -2,8 +2,9 @@
 
 A typed request or reply becomes one Flower ``RecordDict`` and back:
 
-* ``meta`` (ConfigRecord): schema version, kind, the small fields as one JSON text, and ``seconds`` as a
-  double (as text its length, and with it the measured size of a message, would differ from run to run),
+* ``meta`` (ConfigRecord): schema version, kind, the small fields as one JSON text, the plan as another
+  (the same for many clients, so that it is checked once), and ``seconds`` as a double (as text its
+  length, and with it the measured size of a message, would differ from run to run),
 * ``arrays.<field>`` (ArrayRecord): named float32 arrays.
 
 A record with another schema version, a missing field or a wrong type raises
@@ -13,11 +14,11 @@ A record with another schema version, a missing field or a wrong type raises
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from io import BytesIO
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -157,11 +158,13 @@ def encode(body: Body, wire: WireArrays | None = None) -> RecordDict:
             for name, array in value.items():
                 arrays[name] = _wire_array(array, wire)
         else:
-            small[spec.name] = value.model_dump(mode="json") if isinstance(value, LocalPlan) else value
-    seconds = {"seconds": float(small.pop("seconds"))} if "seconds" in small else {}
-    record["meta"] = ConfigRecord(
-        {"schema": SCHEMA_VERSION, "kind": body.kind, "fields": json.dumps(small, separators=(",", ":")), **seconds}
-    )
+            small[spec.name] = value
+    meta: dict[str, Any] = {"schema": SCHEMA_VERSION, "kind": body.kind}
+    if "plan" in small:
+        meta["plan"] = _plan_text(small.pop("plan"))
+    if "seconds" in small:
+        meta["seconds"] = float(small.pop("seconds"))
+    record["meta"] = ConfigRecord({**meta, "fields": json.dumps(small, separators=(",", ":"))})
     return record
 
 
@@ -184,8 +187,8 @@ def decode(record: RecordDict, expected: type[BodyT]) -> BodyT:
         raise MessageError(f"expected a '{expected.kind}' message, got {meta.get('kind')!r}")
     try:
         values = json.loads(str(meta["fields"]))
-        if "plan" in values:
-            values["plan"] = LocalPlan.model_validate(values["plan"])
+        if "plan" in meta:
+            values["plan"] = _plan(str(meta["plan"]))
         if "seconds" in meta:
             values["seconds"] = meta["seconds"]
         for name in expected.array_fields:
@@ -194,9 +197,49 @@ def decode(record: RecordDict, expected: type[BodyT]) -> BodyT:
                 raise TypeError(f"'arrays.{name}' holds no arrays")
             values[name] = {key: _values(array) for key, array in arrays.items()}
         values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+        for name, right in _CHECKS_OF[expected.kind]:
+            if name in values and not right(values[name]):
+                raise TypeError(f"'{name}' is {str(values[name])[:40]!r}")
         return expected(**values)
     except (KeyError, TypeError, ValueError, EOFError) as error:
         raise MessageError(f"malformed '{expected.kind}' message: {error}") from error
+
+
+@lru_cache(maxsize=256)
+def _plan_text(plan: LocalPlan) -> str:
+    return plan.model_dump_json()
+
+
+@lru_cache(maxsize=256)
+def _plan(text: str) -> LocalPlan:
+    return LocalPlan.model_validate_json(text)
+
+
+Check = Callable[[Any], bool]
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) or _is_whole(value)
+
+
+_CHECKS: dict[Any, Check] = {
+    int: _is_whole,
+    float: _is_number,
+    bool: lambda value: isinstance(value, bool),
+    dict[str, float]: lambda value: isinstance(value, dict) and all(map(_is_number, value.values())),
+    tuple[int, ...]: lambda value: isinstance(value, tuple) and all(map(_is_whole, value)),
+}
+
+
+# What the small fields of each body must be: what comes over the network is not trusted.
+_CHECKS_OF: dict[str, tuple[tuple[str, Check], ...]] = {
+    body.kind: tuple((name, _CHECKS[hint]) for name, hint in get_type_hints(body).items() if hint in _CHECKS)
+    for body in (TrainRequest, TrainReply, EvaluateRequest, EvaluateReply, HelloRequest, HelloReply)
+}
 
 
 def serialised_bytes(record: RecordDict) -> int:
@@ -206,7 +249,6 @@ def serialised_bytes(record: RecordDict) -> int:
     the result is that of ``recorddict_to_proto(record).ByteSize()``.
     """
     from flwr.common.serde import recorddict_to_proto
-    from flwr.proto.recorddict_pb2 import Array as ProtoArray
 
     total = 0
     for key, value in record.items():
@@ -215,11 +257,19 @@ def serialised_bytes(record: RecordDict) -> int:
             continue
         content = 0
         for name, array in value.items():
-            header = ProtoArray(dtype=array.dtype, shape=array.shape, stype=array.stype).ByteSize()
-            size = header + (_field_bytes(len(array.data)) if array.data else 0)
+            size = _header_bytes(array.dtype, array.shape, array.stype) + (
+                _field_bytes(len(array.data)) if array.data else 0
+            )
             content += _field_bytes(_text_bytes(name) + _field_bytes(size))
         total += _field_bytes(_text_bytes(key) + _field_bytes(content))
     return int(total)
+
+
+@lru_cache(maxsize=4096)
+def _header_bytes(dtype: str, shape: tuple[int, ...], stype: str) -> int:
+    from flwr.proto.recorddict_pb2 import Array as ProtoArray
+
+    return int(ProtoArray(dtype=dtype, shape=shape, stype=stype).ByteSize())
 
 
 def _field_bytes(length: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -12,7 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeduet_shared.errors import MessageError
-from edgeduet_shared.messages import TrainReply, TrainRequest, WireArrays, decode, encode, serialised_bytes
+from edgeduet_shared.messages import (
+    EvaluateReply,
+    EvaluateRequest,
+    HelloReply,
+    HelloRequest,
+    TrainReply,
+    TrainRequest,
+    WireArrays,
+    decode,
+    encode,
+    serialised_bytes,
+)
 from edgeduet_shared.plan import LocalPlan, Parts
 
 _ARRAYS = st.dictionaries(
@@ -82,3 +94,37 @@ def test_an_array_that_is_not_what_it_says_is_an_error() -> None:
     record["arrays.shared"] = ConfigRecord({"w": 1})
     with pytest.raises(MessageError, match=r"'arrays\.shared' holds no arrays"):
         decode(record, TrainRequest)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("examples", "many"),
+        ("examples", True),
+        ("client", 1.0),
+        ("loss", None),
+        ("usage", {"3": "much"}),
+        ("usage", [1.0]),
+        ("steps", [1, 2]),
+    ],
+)
+def test_a_field_of_another_type_is_an_error(field: str, value: object) -> None:
+    record = encode(TrainReply(1, 0, 0, 3, 0.5, 0.5, 3, 0.1))
+    meta = record.config_records["meta"]
+    record["meta"] = ConfigRecord({**meta, "fields": json.dumps({**json.loads(str(meta["fields"])), field: value})})
+    with pytest.raises(MessageError, match=f"malformed 'train-reply' message: '{field}' is"):
+        decode(record, TrainReply)
+
+
+def test_every_body_comes_back_as_it_was_sent() -> None:
+    plan = LocalPlan(parts=Parts(prompt=True), train=("prompt",), mix=0.25)
+    bodies = [
+        HelloRequest(),
+        HelloReply(7),
+        TrainRequest(1, 2, plan),
+        TrainReply(1, 0, 0, 3, 0.5, 0.5, 3, 0.1, usage={"3": 1.0}),
+        EvaluateRequest(1, plan, common=False),
+        EvaluateReply(1, 0, (1,), (2,), (3,), (-1,), (0,), 4, 5, 0.5),
+    ]
+    for body in bodies:
+        assert decode(encode(body), type(body)) == body
