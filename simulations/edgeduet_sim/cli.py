@@ -144,6 +144,7 @@ def run(
     job = runner.make_job(
         _open(scenario, set_, data, skip_corrupt), MethodSpec.parse(method), seed, _out(out, scenario)
     )
+    narrator.message(runner.notice(job.scenario))
     with warnings_shown(narrator), _resumable(f"the same command with --resume goes on ({job.folder})"):
         result = runner.run_one(job, setup, narrator, resume=resume, command=_command())
     if not json:

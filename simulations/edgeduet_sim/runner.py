@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -346,6 +347,8 @@ def run_all(
     if len(left) < len(jobs):
         narrator.message(f"{len(jobs) - len(left)} of {len(jobs)} runs are finished already and kept")
     failed: dict[str, str] = {}
+    ended: list[str] = []
+    started = time.monotonic()
 
     def attempt(job: Job, make: Callable[[Job], object]) -> None:
         try:
@@ -355,6 +358,10 @@ def run_all(
         except EdgeDuetError as error:
             failed[job.name] = str(error)
             narrator.message(f"{job.name} FAILED: {error}")
+        ended.append(job.name)
+        if len(ended) < len(left):
+            rest = (time.monotonic() - started) / len(ended) * (len(left) - len(ended))
+            narrator.message(f"{len(ended)} of {len(left)} runs done, about {_duration(rest)} to go")
 
     if processes <= 1 or len(left) <= 1:
         for job in left:
@@ -362,6 +369,12 @@ def run_all(
     else:
         _run_in_processes(left, setup, narrator, processes, command, attempt)
     return Outcome(tuple(load_run(job.folder) for job in jobs if is_finished(job.folder)), failed)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _run_in_processes(

@@ -276,3 +276,92 @@ def test_report_command_prints_the_table_and_where_the_page_is(invoke: Invoke, r
     code, out, err = invoke("report", str(folder))
     assert code == 0, err
     assert "| fed-duet |" in out and str(folder / "report.html") in out
+
+
+# --- whole commands on images of one's own --------------------------------------------------------------
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """A folder of four classes with eight small pictures each."""
+    from PIL import Image
+
+    folder = tmp_path / "images"
+    for number, name in enumerate(("red", "green", "blue", "grey")):
+        (folder / name).mkdir(parents=True)
+        for shade in range(8):
+            colour = [40, 40, 40]
+            colour[number % 3] += 20 * shade + 60 * (number < 3)
+            Image.new("RGB", (32, 32), tuple(colour)).save(folder / name / f"{shade}.png")
+    return folder
+
+
+def run_on(images: Path, *more: str) -> tuple[str, ...]:
+    settings = (
+        "model.backbone=clip-world",
+        "stream.kind=class-incremental",
+        "federation.clients=2",
+        "federation.rounds=1",
+    )
+    chosen = [part for setting in settings for part in ("--set", setting)]
+    return ("run", "demo", "--data", str(images), *chosen, "--method", "promptfl", *more)
+
+
+def test_run_on_a_folder_prints_data_first_and_the_numbers_last(invoke: Invoke, images: Path, tmp_path: Path):
+    code, out, err = invoke(*run_on(images, "--out", str(tmp_path / "runs")))
+    assert code == 0, err
+    lines = out.splitlines()
+    assert lines[0].startswith(f"data: folder:{images}; backbone: clip-world") and "--data world" in lines[0]
+    assert "Avg" in out and "report: edgeduet-sim report" in lines[-1]
+
+
+def test_json_mode_prints_nothing_but_json(invoke: Invoke, images: Path, tmp_path: Path):
+    code, out, err = invoke(*run_on(images, "--out", str(tmp_path / "runs"), "--json"))
+    assert code == 0, err
+    events = [json.loads(line) for line in out.splitlines()]
+    assert events[0]["event"] == "run" and events[-1]["event"] == "end"
+    summary = next(event for event in events if event["event"] == "summary")
+    assert 0 <= summary["numbers"]["avg"] <= 1
+
+
+def test_a_corrupt_image_is_named_and_skipped_only_when_asked(invoke: Invoke, images: Path, tmp_path: Path):
+    (images / "red" / "3.png").write_bytes(b"not a picture")
+    out = tmp_path / "runs"
+    code, _, err = invoke(*run_on(images, "--out", str(out), "--quiet"))
+    assert code == 2
+    assert_one_line(err, "3.png", "skip")
+    assert not out.exists()
+    code, shown, err = invoke(*run_on(images, "--out", str(out), "--skip-corrupt"))
+    assert code == 0, err
+    assert "left out 1 images" in shown
+    (config,) = out.glob("*/config.json")
+    assert json.loads(config.read_text())["data"]["skipped"] == 1
+
+
+def test_an_unusable_output_folder_is_one_line_before_any_work(invoke: Invoke, images: Path, tmp_path: Path):
+    (tmp_path / "runs").write_text("a file")
+    code, _, err = invoke(*run_on(images, "--out", str(tmp_path / "runs"), "--quiet"))
+    assert code == 2
+    assert_one_line(err, "choose another")
+
+
+def test_a_backbone_that_does_not_exist_is_one_line(invoke: Invoke, images: Path, tmp_path: Path):
+    code, _, err = invoke(
+        *run_on(images, "--out", str(tmp_path / "runs"), "--quiet", "--set", "model.backbone=clip-wrold")
+    )
+    assert code == 2
+    assert_one_line(err, "clip-world")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_bug_is_one_line_too_and_a_traceback_when_asked(invoke: Invoke, monkeypatch: pytest.MonkeyPatch):
+    def broken(*_: object) -> None:
+        raise RuntimeError("oh no")
+
+    monkeypatch.setattr("edgeduet_sim.results.find_runs", broken)
+    code, _, err = invoke("report", "x")
+    assert code == 1 and err.count("\n") == 1 and "EDGEDUET_DEBUG=1" in err
+    monkeypatch.setenv("EDGEDUET_DEBUG", "1")
+    monkeypatch.setattr(sys, "argv", ["edgeduet-sim", "report", "x"])
+    with pytest.raises(RuntimeError, match="oh no"):
+        cli.main()
