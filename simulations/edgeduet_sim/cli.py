@@ -424,6 +424,9 @@ def main() -> None:
     except Exception as error:
         if debug:
             raise
+        if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("edgeduet"):
+            print(f"error: '{error.name}' is not installed; get it with: pip install 'edgeduet[sim]'", file=sys.stderr)
+            sys.exit(2)
         print(
             f"error: {type(error).__name__}: {error} (a bug of edgeduet; EDGEDUET_DEBUG=1 shows where)", file=sys.stderr
         )

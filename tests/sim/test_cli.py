@@ -354,6 +354,14 @@ def test_a_backbone_that_does_not_exist_is_one_line(invoke: Invoke, images: Path
     assert not (tmp_path / "runs").exists()
 
 
+def test_an_install_without_the_extra_says_which_one():
+    # None in sys.modules makes an import fail as it does where the package is absent.
+    code = "import sys; sys.modules['flwr'] = None; sys.argv[1:] = ['list']; import edgeduet_sim.cli as c; c.main()"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert_one_line(result.stderr, "pip install 'edgeduet[sim]'")
+
+
 def test_a_bug_is_one_line_too_and_a_traceback_when_asked(invoke: Invoke, monkeypatch: pytest.MonkeyPatch):
     def broken(*_: object) -> None:
         raise RuntimeError("oh no")
