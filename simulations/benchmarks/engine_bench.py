@@ -1,6 +1,6 @@
 """What an engine costs: the same apps, the same seed, in process and under Flower's Ray engine.
 
-    python simulations/benchmarks/engine_bench.py            # 10, 100 and 1 000 clients; about half an hour on 2 cores
+    python simulations/benchmarks/engine_bench.py            # 10, 100 and 1 000 clients; 20 minutes on 2 cores
     python simulations/benchmarks/engine_bench.py --quick    # 10 clients, 2 minutes
 
 Every run is a process of its own. Measured over it and everything it starts: wall seconds, CPU
@@ -242,6 +242,11 @@ def ratios(costs: Sequence[Cost]) -> dict[str, float]:
         for small, large in itertools.pairwise(sizes):
             name = f"{engine}: cost per client and round, {large} / {small} clients"
             result[name] = by[engine, large].round_seconds / by[engine, small].round_seconds
+            if engine != "ray" and ("ray", large) in by and ("ray", small) in by:
+                # What is left when start-up (imports, workers, Ray's own processes) is taken away.
+                name = f"{large} against {small} clients: ray / {engine}: added CPU"
+                added = by[engine, large].cpu - by[engine, small].cpu
+                result[name] = (by["ray", large].cpu - by["ray", small].cpu) / added
     return result
 
 
