@@ -5,7 +5,7 @@ Personal state of a client is a flat dict of arrays:
 * ``params/NAME``: values of the personal groups,
 * ``cache/NAME``: last received values of groups the plan tells to remember,
 * ``ema/i``, ``frozen/i``: routing averages per site, running and of the previous stage (U16),
-* ``teacher/NAME``: values received first in this stage: the model before it (distillation, EWC's anchor),
+* ``teacher/NAME``: values this client began the stage with (distillation, EWC's anchor),
 * ``fisher/NAME``: EWC's importance, summed over stages,
 * ``contexts/INDEX``: prompts dispatched last, used at inference (U6),
 * ``stage``: the stage of the last training.
@@ -33,12 +33,14 @@ from edgeduet_shared.duet import DuetModel, Params
 from edgeduet_shared.evaluation import evaluate_held_out, evaluate_rows, merged_params, predictor
 from edgeduet_shared.experiment import Experiment, experiment_for
 from edgeduet_shared.messages import EvaluateReply, EvaluateRequest, TrainReply, TrainRequest, decode, encode
-from edgeduet_shared.plan import LocalPlan
+from edgeduet_shared.plan import Group, LocalPlan
 from edgeduet_shared.privacy import clip_and_noise, privatise_update
 from edgeduet_shared.run_config import RunConfig
 from edgeduet_shared.seeds import derive_seed
 
 _DIGEST_IMAGES = 512
+_TEACHES: tuple[Group, ...] = ("shared_adapter", "prompt", "lora", "head")
+"""Groups of the model before the stage; routed adapters and fusion are not on the distilled path."""
 _MEMORY = MemoryStore()
 
 
@@ -248,9 +250,6 @@ def _remember(state: Arrays, request: TrainRequest, model: DuetModel) -> None:
         del state[key]
     for index, value in request.contexts.items():
         state[f"contexts/{index}"] = value
-    if int(state.get("stage", np.array(-1))) != request.stage and (plan.distill or plan.ewc):
-        for name, value in request.shared.items():
-            state[f"teacher/{name}"] = value
     state["stage"] = np.array(request.stage)
 
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from edgeduet_client.objective import Batch, Objective
+from edgeduet_client.objective import Batch, Objective, without_experts
 from edgeduet_client.optimiser import AdamW, clip_gradients, schedule
 from edgeduet_shared.duet import DuetModel, Noise, Params, stack_noise
 from edgeduet_shared.losses import update_ema
@@ -115,7 +115,6 @@ class _Block:
             name: plan.optimiser.prompt_lr if model.group_of(name) in _PROMPT_GROUPS else plan.optimiser.lr
             for name in names
         }
-        self._gradient = grad(self._objective, has_aux=True)
         self._loss = [0.0] * len(jobs)
         self._correct = [0.0] * len(jobs)
         self._seen = [0] * len(jobs)
@@ -142,12 +141,14 @@ class _Block:
 
     def _gradients(self, batches: list[Batch]) -> tuple[Params, dict[str, Any]]:
         if len(batches) == 1:
-            one = {name: value[0] for name, value in self._trained.items()}
+            one = {name: value[0].detach().requires_grad_() for name, value in self._trained.items()}
             fixed = {name: value[0] for name, value in self._fixed.items()}
-            grads, figures = self._gradient(one, fixed, batches[0])
-            return {name: value.unsqueeze(0) for name, value in grads.items()}, _with_axis(figures)
+            loss, figures = self._objective(one, fixed, batches[0])
+            grads = torch.autograd.grad(loss, list(one.values()), materialize_grads=True)
+            return {name: g.unsqueeze(0) for name, g in zip(one, grads, strict=True)}, _with_axis(figures)
         stacked = _stack(batches)
-        result: tuple[Params, dict[str, Any]] = vmap(self._gradient)(self._trained, self._fixed, stacked)
+        mapped = vmap(grad(self._objective, has_aux=True))
+        result: tuple[Params, dict[str, Any]] = mapped(self._trained, self._fixed, stacked)
         return result
 
     def _noise(self, index: int, step: int) -> Noise | None:
@@ -174,7 +175,8 @@ class _Block:
             self._correct[index] += correct_K[index]
             self._seen[index] += count
             routing = [site[index].detach() for site in figures["routing"]]
-            if routing:
+            # Statistics belong to rounds that train the routers; in others only one tower may have run.
+            if routing and "router" in self._plan.train:
                 self._ema[index] = update_ema(self._ema[index], routing, self._plan.stability_ema)
 
     def results(self, seconds: float) -> list[Trained]:
@@ -209,6 +211,8 @@ def _prepare(
     constant: Batch = {"rows": {"y": job.labels_N}}
     if image_frozen:
         constant["rows"]["z"] = encode_images(model, job.params, job.x)
+        if plan.generic:
+            constant["rows"]["z_general"] = encode_images(model, without_experts(model, job.params), job.x)
     else:
         constant["rows"]["x"] = job.x
     if text_frozen:
@@ -220,9 +224,9 @@ def _prepare(
     if plan.stability and job.frozen is not None:
         constant["frozen"] = job.frozen
     if plan.distill and job.teacher is not None:
-        text_CD = model.run(job.teacher, "encode_text", classes_C)[0]
-        z_ND = encode_images(model, job.teacher, job.x)
-        constant["rows"]["teacher"] = model.run(job.teacher, "local_logits", z_ND, text_CD)
+        teacher = without_experts(model, job.teacher)
+        text_CD = model.run(teacher, "encode_text", classes_C)[0]
+        constant["rows"]["teacher"] = model.local_logits(encode_images(model, teacher, job.x), text_CD)
     if plan.proximal:
         constant["start"] = {n: value for n, value in job.params.items() if model.group_of(n) in plan.train}
     if plan.ewc and job.fisher:

@@ -54,6 +54,9 @@ class Objective:
         """Return (loss, figures): weighted cross-entropy, correct count and mean routing per site."""
         params = {**fixed, **trained}
         plan = self.plan
+        if plan.generic:
+            # What is averaged learns from the generic term alone; the private parts fit what it leaves.
+            params = {n: v.detach() if self.model.group_of(n) == "shared_adapter" else v for n, v in params.items()}
         noise = batch.get("noise")
         z_BD, image_routing = self._image(params, batch, noise)
         t_CD, text_routing = self._text(params, batch, noise)
@@ -61,20 +64,24 @@ class Objective:
         adjusted_BC = logits_BC + plan.prior * batch["log_share"] if plan.prior else logits_BC
         cross_entropy = _cross_entropy(adjusted_BC, batch)
         loss = cross_entropy
-        if plan.generic:
-            loss = loss + plan.generic * self._generic(params, batch, noise)
         loss = loss + self._routing_losses(image_routing, text_routing, batch)
-        if plan.distill:
-            loss = loss + plan.distill * self._distillation(params, z_BD, t_CD, batch)
+        general_BC = self._general_logits({**fixed, **trained}, z_BD, t_CD, batch, noise)
+        if plan.generic:
+            adjusted_BC = general_BC + plan.generic_prior * batch["log_share"]
+            loss = loss + plan.generic * _cross_entropy(adjusted_BC, batch)
+        if plan.distill and "teacher" in batch:
+            loss = loss + plan.distill * self._distillation(general_BC, batch)
         loss = loss + self._anchored(trained, batch)
         right = (logits_BC.argmax(-1) == batch["y"]).to(loss.dtype) * batch["weight"]
         routing = [mean_routing(site, batch["weight"]) for site in image_routing]
         routing += [mean_routing(site) for site in text_routing]
         return loss, {"loss": cross_entropy.detach(), "correct": right.sum().detach(), "routing": routing}
 
-    def _image(self, params: Params, batch: Batch, noise: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def _image(
+        self, params: Params, batch: Batch, noise: Any, frozen: str = "z"
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         if self.image_frozen:
-            return batch["z"], ()
+            return batch[frozen], ()
         z_BD, routing = self.model.run(params, "encode_image", batch["x"], noise)
         return z_BD, routing
 
@@ -86,21 +93,24 @@ class Objective:
 
     def _logits(self, params: Params, z_BD: Tensor, t_CD: Tensor, batch: Batch) -> Tensor:
         if self.plan.logits == "local":
-            return self.model.run(params, "local_logits", z_BD, t_CD)  # type: ignore[no-any-return]
+            return self.model.local_logits(z_BD, t_CD)
         fused: Tensor = self.model.run(params, "fused_logits", z_BD, t_CD, batch["dispatched"], self.plan.mix)[0]
         return fused
 
-    def _generic(self, params: Params, batch: Batch, noise: Any) -> Tensor:
+    def _general_logits(self, params: Params, z_BD: Tensor, t_CD: Tensor, batch: Batch, noise: Any) -> Tensor:
+        """Local logits of the plain global model's path: without routed adapters and fusion."""
+        if not self.plan.generic or (self.image_frozen and self.text_frozen):
+            return self.model.local_logits(z_BD, t_CD)
         shared_only = without_experts(self.model, params)
-        z_BD, _ = self._image(shared_only, batch, noise)
+        z_BD, _ = self._image(shared_only, batch, noise, "z_general")
         t_CD, _ = self._text(shared_only, batch, noise)
-        logits_BC = self.model.run(shared_only, "local_logits", z_BD, t_CD)
-        return _cross_entropy(logits_BC + self.plan.generic_prior * batch["log_share"], batch)
+        return self.model.local_logits(z_BD, t_CD)
 
     def _routing_losses(
         self, image_routing: tuple[Tensor, ...], text_routing: tuple[Tensor, ...], batch: Batch
     ) -> Tensor | float:
-        plan, total = self.plan, 0.0
+        plan = self.plan
+        total: Tensor | float = 0.0
         sites = (*image_routing, *text_routing)
         if not sites:
             return total
@@ -117,15 +127,14 @@ class Objective:
             total = total + plan.stability * stability_loss(current, batch["frozen"])
         return total
 
-    def _distillation(self, params: Params, z_BD: Tensor, t_CD: Tensor, batch: Batch) -> Tensor | float:
+    def _distillation(self, student_BC: Tensor, batch: Batch) -> Tensor:
         """Learning without forgetting (Li & Hoiem 2016): KL to the model before this stage, times T^2."""
-        if "teacher" not in batch:
-            return 0.0
         temperature = self.plan.distill_temperature
-        student_BC = self.model.run(params, "local_logits", z_BD, t_CD) / temperature
-        teacher_BC = batch["teacher"] / temperature
         each_B = functional.kl_div(
-            student_BC.log_softmax(-1), teacher_BC.log_softmax(-1), reduction="none", log_target=True
+            (student_BC / temperature).log_softmax(-1),
+            (batch["teacher"] / temperature).log_softmax(-1),
+            reduction="none",
+            log_target=True,
         ).sum(-1)
         return temperature**2 * _mean(each_B, batch["weight"])
 

@@ -130,6 +130,7 @@ class DuetModel(nn.Module):
         if parts.head:
             self.head = AttentionHead(backbone.embed_dim)
         self.requires_grad_(False)
+        self._groups = {name: _group(name) for name, _ in self.named_parameters()}
         experts = adapter.experts if parts.experts else 0
         self.router_shapes = RouterShapes(
             len(self.image_adapters) if experts else 0, len(self.text_adapters) if experts else 0, experts
@@ -157,19 +158,13 @@ class DuetModel(nn.Module):
         Raises:
             KeyError: no parameter of that name.
         """
-        if name not in self._shapes():
-            raise KeyError(name)
-        top, *rest = name.split(".")
-        if top in ("image_adapters", "text_adapters"):
-            kinds: dict[str, Group] = {"shared": "shared_adapter", "routed": "routed_adapters", "router": "router"}
-            return kinds[rest[1]]
-        return cast(Group, top)
+        return self._groups[name]
 
     def count(self) -> dict[Group, int]:
         """Trainable numbers per group; 0 for groups this model does not have."""
         totals: dict[Group, int] = dict.fromkeys(GROUPS, 0)
-        for name, shape in self._shapes().items():
-            totals[self.group_of(name)] += shape.numel()
+        for name, parameter in self.named_parameters():
+            totals[self.group_of(name)] += parameter.numel()
         return totals
 
     def draw_noise(self, batch: int, classes: int, generator: torch.Generator, *, router: bool = True) -> Noise:
@@ -348,8 +343,13 @@ class DuetModel(nn.Module):
         found += [(name, getattr(self, name)) for name in ("prompt", "fusion", "head", "lora") if hasattr(self, name)]
         return found
 
-    def _shapes(self) -> dict[str, torch.Size]:
-        return {name: parameter.shape for name, parameter in self.named_parameters()}
+
+def _group(name: str) -> Group:
+    top, *rest = name.split(".")
+    if top in ("image_adapters", "text_adapters"):
+        kinds: dict[str, Group] = {"shared": "shared_adapter", "routed": "routed_adapters", "router": "router"}
+        return kinds[rest[1]]
+    return cast(Group, top)
 
 
 def _check_parts(parts: Parts, class_names: Sequence[str]) -> None:

@@ -50,6 +50,7 @@ class FedDuetOptions(Options):
     parametric_share: float = Field(0.5, gt=0, lt=1, description="share of a stage's rounds that are parametric")
     generic: float = Field(1.0, ge=0, description="weight of the generic path's cross-entropy (0 = off)")
     generic_prior: float = Field(1.0, ge=0, description="logit adjustment of the generic path (0 = off)")
+    retention: float = Field(0.3, ge=0, description="distillation of the generic path from the model before the stage")
     balance: float = Field(0.01, ge=0, description="alpha: load balancing (0 = off)")
     consistency: float = Field(1.0, ge=0, description="eta: routing consistency (0 = off)")
     consistency_temperature: float = Field(0.1, gt=0, description="tau of the routing consistency")
@@ -121,6 +122,9 @@ class FedDuet(Strategy):
             "evaluate_fused": self._fuses,
             "stability_ema": options.stability_ema,
             "digest": True,
+            "generic": options.generic,
+            "generic_prior": options.generic_prior,
+            "distill": options.retention,
             **self._round_settings(),
         }
         if self.is_parametric(round):
@@ -130,9 +134,6 @@ class FedDuet(Strategy):
                 upload=_ADAPTERS,
                 # The last parametric round closes the stage's routing statistics.
                 last_round=last or not self.is_parametric(round + 1),
-                generic=options.generic if routed else 0.0,
-                generic_prior=options.generic_prior,
-                prior=0.0 if routed or not options.generic else options.generic_prior,
                 balance=options.balance if routed else 0.0,
                 consistency=options.consistency if routed else 0.0,
                 consistency_temperature=options.consistency_temperature,
