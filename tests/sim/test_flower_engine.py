@@ -24,7 +24,7 @@ SCENARIO = Scenario.model_validate(
     {
         "name": "tiny",
         "data": {"max_per_class": 8, "classes": ["circle", "square"], "domains": ["photo", "sketch"]},
-        "federation": {"clients": 3, "rounds": 2, "node_wait": 120},
+        "federation": {"clients": 3, "rounds": 2, "node_wait": 300},
     }
 )
 
@@ -69,7 +69,7 @@ def test_flwr_run_in_the_checkout_works_offline(repo_root: Path, tmp_path: Path)
             "method": "promptfl",
             "run-dir": str(tmp_path),
         },
-        limit=300,
+        limit=400,
     )
     events, _ = outcome(tmp_path)
     assert events[-1]["event"] == "run-end"
@@ -82,13 +82,13 @@ def test_a_run_that_fails_under_flower_says_why(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("PYTHONPATH", _with_tests())
     config = {
         "run-dir": str(tmp_path),
-        "federation": json.dumps({"clients": 2, "rounds": 2, "max_bad_rounds": 1}),
+        "federation": json.dumps({"clients": 2, "rounds": 2, "max_bad_rounds": 1, "node_wait": 300}),
         "seed": 3,
         "trouble": json.dumps({"0": "raises", "1": "raises"}),
     }
     app = FlowerApp("linear_federation:server_app", "linear_federation:client_app")
-    with pytest.raises(FederationError, match="client 0 has a problem"):
-        run_ray(app, config, clients=2, events=tmp_path / "metrics.jsonl", limit=300)
+    with pytest.raises(FederationError, match=r"client [01] has a problem"):
+        run_ray(app, config, clients=2, events=tmp_path / "metrics.jsonl", limit=400)
     assert [event["rejected"] for event in outcome(tmp_path)[0] if event["event"] == "round"] == [{"client-error": 2}]
 
 
