@@ -157,12 +157,8 @@ class _Block:
         real = len(order[step]) if step < len(order) else 0
         if self._objective.image_frozen and self._objective.text_frozen:
             return None
-        drawn = self._model.draw_noise(
-            real, len(self._classes), self._generators[index], router=self._plan.noise
-        )
-        padded = tuple(
-            {key: _pad(value, self._width) for key, value in site.items()} for site in drawn.image
-        )
+        drawn = self._model.draw_noise(real, len(self._classes), self._generators[index], router=self._plan.noise)
+        padded = tuple({key: _pad(value, self._width) for key, value in site.items()} for site in drawn.image)
         return Noise(padded, drawn.text)
 
     def _note(self, step: int, figures: dict[str, Any]) -> None:

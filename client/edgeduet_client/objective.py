@@ -77,9 +77,7 @@ class Objective:
         routing += [mean_routing(site) for site in text_routing]
         return loss, {"loss": cross_entropy.detach(), "correct": right.sum().detach(), "routing": routing}
 
-    def _image(
-        self, params: Params, batch: Batch, noise: Any, frozen: str = "z"
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def _image(self, params: Params, batch: Batch, noise: Any, frozen: str = "z") -> tuple[Tensor, tuple[Tensor, ...]]:
         if self.image_frozen:
             return batch[frozen], ()
         z_BD, routing = self.model.run(params, "encode_image", batch["x"], noise)

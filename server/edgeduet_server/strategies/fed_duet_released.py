@@ -43,7 +43,14 @@ class FedDuetReleased(FedDuet):
         from edgeduet_server.strategies.fed_duet import FedDuetOptions
 
         fixed = FedDuetOptions(
-            dispatch="paper", parametric_share=0.5, pool_ema=0, generic=0, generic_prior=0, balance=0, consistency=0, stability=0
+            dispatch="paper",
+            parametric_share=0.5,
+            pool_ema=0,
+            generic=0,
+            generic_prior=0,
+            balance=0,
+            consistency=0,
+            stability=0,
         )
         super().__init__(fixed, scenario, experiment)
 
