@@ -149,8 +149,12 @@ class _Work:
         model = experiment.model(plan.parts)
         at = (request.stage, request.round)
         state = dict(client.store.load(client.run, client.partition, at) or {})
+        new_stage = int(state.get("stage", np.array(-1))) != request.stage
         _remember(state, request, model)
         params = merged_params(model, client.seed, _under(state, "cache/"), request.shared, _under(state, "params/"))
+        if new_stage and request.stage > 0 and (plan.distill or plan.ewc):
+            before = {name: value for name, value in params.items() if model.group_of(name) in _TEACHES}
+            state.update({f"teacher/{name}": value.numpy() for name, value in before.items()})
         rows, class_ids = _training_rows(client, request)
         job = None
         if len(rows):
