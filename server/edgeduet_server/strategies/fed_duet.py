@@ -50,7 +50,7 @@ class FedDuetOptions(Options):
     parametric_share: float = Field(0.67, gt=0, lt=1, description="share of a stage's rounds that are parametric")
     generic: float = Field(1.0, ge=0, description="weight of the generic path's cross-entropy (0 = off)")
     generic_prior: float = Field(1.0, ge=0, description="logit adjustment of the generic path (0 = off)")
-    retention: float = Field(0.0, ge=0, description="distillation of the generic path from the model before the stage")
+    retention: float = Field(0.1, ge=0, description="distillation of the generic path from the model before the stage")
     balance: float = Field(0.01, ge=0, description="alpha: load balancing (0 = off)")
     consistency: float = Field(0.1, ge=0, description="eta: routing consistency (0 = off)")
     consistency_temperature: float = Field(0.1, gt=0, description="tau of the routing consistency")

@@ -48,6 +48,7 @@ class FedDuetReleased(FedDuet):
             pool_ema=0,
             generic=0,
             generic_prior=0,
+            retention=0,
             balance=0,
             consistency=0,
             stability=0,
