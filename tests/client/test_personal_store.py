@@ -129,7 +129,28 @@ def test_when_every_state_is_damaged_the_error_names_folder_and_remedy(tmp_path:
     assert str(folder) in str(caught.value) and "client 7" in str(caught.value)
 
 
-@pytest.mark.parametrize("run", ["../x", "a/../../x", "/etc", "..\\x", "über lauf", "x\ny"])
+@pytest.mark.xfail(reason="moving damaged files aside empties the folder, which then looks new", strict=True)
+def test_a_client_whose_every_state_is_damaged_does_not_silently_start_afresh_when_asked_again(tmp_path: Path) -> None:
+    store = written(tmp_path, (0, 0))
+    damage(tmp_path / RUN / "client-7" / "0000-0000000.safetensors")
+    for _ in range(2):
+        with pytest.raises(StateError):
+            store.load(RUN, 7, (1, 0))
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        "../x",
+        "a/../../x",
+        "/etc",
+        "..\\x",
+        "über lauf",
+        "x\ny",
+        pytest.param("..", marks=pytest.mark.xfail(reason="dots alone are kept as they are", strict=True)),
+        pytest.param(".", marks=pytest.mark.xfail(reason="dots alone are kept as they are", strict=True)),
+    ],
+)
 def test_no_run_name_leads_out_of_the_folder(tmp_path: Path, run: str) -> None:
     root = tmp_path / "inner" / "root"
     store = DiskStore(root)
@@ -138,7 +159,7 @@ def test_no_run_name_leads_out_of_the_folder(tmp_path: Path, run: str) -> None:
     assert number(store.load(run, 0, (0, 1))) == 1
     outside = [path for path in tmp_path.rglob("*") if path.is_file() and root not in path.resolve().parents]
     assert not outside
-    assert len(list(root.iterdir())) == 1
+    assert [path.name for path in (next(root.iterdir())).iterdir()] == ["client-0"], "a folder of the run's own"
 
 
 WRITER = """
