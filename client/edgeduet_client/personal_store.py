@@ -95,12 +95,14 @@ class DiskStore:
     def load(self, run: str, client: int, before: Position) -> Arrays | None:
         """Return the newest intact state made before (stage, round), or None when there is none."""
         folder = self._folder(run, client)
+        if before <= (0, 0):
+            return None
         files = [path for path in reversed(_sorted(folder)) if _position(path) < before]
         for path in files:
             arrays = _read(path)
             if arrays is not None:
                 return arrays
-        if files:
+        if files or any(folder.glob("*.damaged")):
             raise StateError(
                 f"{folder}: every personal state of client {client} is damaged; "
                 "remove the folder to start this client afresh"
@@ -122,7 +124,9 @@ class DiskStore:
                 path.unlink(missing_ok=True)
 
     def _folder(self, run: str, client: int) -> Path:
-        return self.root / re.sub(r"[^A-Za-z0-9._-]+", "_", run) / f"client-{client}"
+        name = re.sub(r"[^A-Za-z0-9._-]+", "_", run)
+        # A name of dots alone would be this folder or the one above.
+        return self.root / (name if name.strip(".") else f"run{name}") / f"client-{client}"
 
 
 def _sorted(folder: Path) -> list[Path]:
