@@ -156,7 +156,8 @@ def run(
 def compare(
     scenario: ScenarioArgument,
     methods: Annotated[
-        str, typer.Option(help="Methods, separated by commas; options after ':'.", autocompletion=_complete_method)
+        str,
+        typer.Option(help="Methods by comma, or 'all'; options after ':'.", autocompletion=_complete_method),
     ] = DEFAULT_METHODS,
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds: 0, 1, ...")] = 3,
     set_: SetOption = [],  # noqa: B006 - typer needs a list and copies it
@@ -179,14 +180,15 @@ def compare(
 
     * `edgeduet-sim compare demo`
     * `edgeduet-sim compare pacs-domain-beta05 --methods zero-shot,local,joint,fed-duet --seeds 3 --jobs 2`
-    * `edgeduet-sim compare demo --methods fed-duet,zero-shot,local,joint --ablate`
+    * `edgeduet-sim compare pacs-domain-beta05 --methods all,fedavg-adapter:prior=1.0 --ablate`
     """
     from edgeduet_sim import runner
     from edgeduet_sim.method_spec import parse_methods
+    from edgeduet_sim.methods import spell_out
     from edgeduet_sim.progress import make_narrator, warnings_shown
     from edgeduet_sim.report import write_report
 
-    specs = parse_methods(methods)
+    specs = parse_methods(spell_out(methods))
     if ablate:
         specs = runner.with_ablations(specs)
     resolved, folder = _open(scenario, set_, data, skip_corrupt), _out(out, scenario)

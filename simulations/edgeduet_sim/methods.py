@@ -30,3 +30,8 @@ def method_text(name: str) -> str:
 def option_settings(name: str) -> tuple[Setting, ...]:
     """Return the options of a method."""
     return tuple(settings(strategy_type(name).options_type))
+
+
+def spell_out(methods: str) -> str:
+    """Replace ``all`` in a comma-separated list of methods by the names of all methods."""
+    return ",".join(",".join(STRATEGIES) if part.strip() == "all" else part for part in methods.split(","))

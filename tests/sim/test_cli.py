@@ -263,6 +263,13 @@ def test_malformed_methods_are_refused(text: str):
         MethodSpec.parse(text)
 
 
+def test_all_stands_for_every_method() -> None:
+    from edgeduet_sim.methods import method_names, spell_out
+
+    assert parse_methods(spell_out("all")) == parse_methods(",".join(method_names()))
+    assert spell_out("local,fed-duet:fusion=false") == "local,fed-duet:fusion=false"
+
+
 def test_a_method_list_has_no_doubles_and_is_not_empty():
     assert [str(m) for m in parse_methods("fed-duet, zero-shot,")] == ["fed-duet", "zero-shot"]
     with pytest.raises(ConfigError, match="twice"):
