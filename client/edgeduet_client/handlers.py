@@ -236,6 +236,9 @@ class _Work:
 
     def _rng(self, purpose: str) -> np.random.Generator:
         request = self.request
+        if self.plan.privacy.noise_seed == "secret":
+            # Noise that the server could draw again from the run's seed would hide nothing from it.
+            return np.random.default_rng()
         seed = derive_seed(self.client.seed, purpose, self.client.partition, request.stage, request.round)
         return np.random.default_rng(seed)
 

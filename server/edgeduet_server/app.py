@@ -66,7 +66,8 @@ def serve(
 def _serve(grid: Grid, config: RunConfig, listeners: Sequence[Listener], stop: threading.Event | None) -> Any:
     from edgeduet_server.checkpoint import CheckpointStore, PersonalSnapshot
     from edgeduet_server.global_evaluation import GlobalEvaluation
-    from edgeduet_server.recorder import JsonlRecorder
+    from edgeduet_server.privacy_spent import privacy_spent
+    from edgeduet_server.recorder import JsonlRecorder, read_events
     from edgeduet_server.round_loop import run_training
     from edgeduet_server.strategies.catalogue import make_strategy
     from edgeduet_shared.experiment import experiment_for
@@ -75,7 +76,7 @@ def _serve(grid: Grid, config: RunConfig, listeners: Sequence[Listener], stop: t
     strategy = make_strategy(config.method, config.options, config.scenario, experiment)
     recorder = JsonlRecorder(config.run_dir / "metrics.jsonl", listeners)
     try:
-        return run_training(
+        state = run_training(
             grid,
             strategy,
             config.scenario,
@@ -93,5 +94,10 @@ def _serve(grid: Grid, config: RunConfig, listeners: Sequence[Listener], stop: t
             evaluate_global=GlobalEvaluation(experiment, strategy),
             stop=stop,
         )
+        spent = privacy_spent(config.scenario.privacy, read_events(config.run_dir / "metrics.jsonl"))
+        if spent is not None:
+            recorder.record("privacy", **spent)
+            log.warning("privacy spent per client: %s", spent["summary"])
+        return state
     finally:
         recorder.close()

@@ -51,6 +51,8 @@ def rejection(reply: TrainReply, client: int, request: TrainRequest, expected: E
     for index, mass in reply.usage.items():
         if index not in request.contexts:
             return "unknown-name", f"usage names prompt {index}, which was not dispatched"
-        if not math.isfinite(mass):
+        if not (math.isfinite(mass) and mass >= 0):
             return "non-finite", f"usage of prompt {index} is {mass}"
+    if reply.usage and set(reply.usage) != set(request.contexts):
+        return "missing-name", "usage does not name every dispatched prompt"
     return None

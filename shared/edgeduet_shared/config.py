@@ -153,6 +153,11 @@ class PrivacyConfig(Section):
     update_clip: float = Field(0.0, ge=0, description="L2 clipping norm of a client's update; 0 = off")
     update_noise: float = Field(0.0, ge=0, description="noise multiplier on updates; needs update_clip")
     delta: float = Field(1e-5, gt=0, lt=1, description="delta at which epsilon is reported")
+    noise_seed: Literal["secret", "run"] = Field(
+        "secret",
+        description="'secret': noise from the system's entropy; 'run': from the run's seed, which the server knows, so "
+        "that numbers repeat but nothing is protected (experiments only)",
+    )
 
     @model_validator(mode="after")
     def _noise_needs_clip(self) -> PrivacyConfig:

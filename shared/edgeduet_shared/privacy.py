@@ -14,14 +14,20 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from edgeduet_shared.errors import ConfigError
+from edgeduet_shared.errors import ConfigError, StateError
 
 FloatArray = npt.NDArray[np.float32]
 
 
 def clip_and_noise(vector: FloatArray, clip: float, multiplier: float, rng: np.random.Generator) -> FloatArray:
-    """Clip ``vector`` (any shape) to joint L2 norm ``clip`` and add noise of std ``clip * multiplier``."""
+    """Clip ``vector`` (any shape) to joint L2 norm ``clip`` and add noise of std ``clip * multiplier``.
+
+    Raises:
+        StateError: the vector holds NaN or infinity, which no clipping bounds.
+    """
     norm = float(np.linalg.norm(vector.astype(np.float64)))
+    if not math.isfinite(norm):
+        raise StateError("a value to be sent is NaN or infinite; nothing is sent (lower train.lr)")
     clipped = vector * min(1.0, clip / norm) if norm > 0 else vector
     noise = rng.normal(0.0, clip * multiplier, size=vector.shape) if multiplier > 0 else 0.0
     return (clipped + noise).astype(np.float32)
