@@ -89,7 +89,8 @@ def handle_train(message: Message, context: Context) -> Message:
 def handle_block(messages: list[Message], contexts: list[Context]) -> list[Message]:
     """Train several clients of one round; those whose work has the same shape run as one block.
 
-    Every reply equals what :func:`handle_train` gives for the message, to 1e-5.
+    Every reply equals what :func:`handle_train` gives for the message, as precisely as
+    :mod:`edgeduet_client.local_training` says.
     """
     torch.set_num_threads(1)
     works = [

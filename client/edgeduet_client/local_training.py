@@ -3,7 +3,9 @@
 :func:`train_clients` takes one :class:`Job` per client. One job runs through plain autograd: the
 reference. Several jobs of equal shape run as one block: parameters and batches are stacked along a
 leading client axis and the very same objective is mapped over it with ``torch.func.vmap``; the result
-equals the reference to 1e-5 (``tests/client/test_block_training.py``).
+equals the reference to 1e-5 (``tests/client/test_block_training.py``). Three biases of the fusion are
+left out of that: their gradient is zero but for rounding, which AdamW scales up to whole steps; no
+prediction depends on them.
 
 Batches, router noise and dropout masks are drawn per client from seeds that depend on
 (seed, client, stage, round) alone, so no result depends on who else is trained, or where.

@@ -102,7 +102,7 @@ class DiskStore:
             arrays = _read(path)
             if arrays is not None:
                 return arrays
-        if files or any(folder.glob("*.damaged")):
+        if files or any(_position(path) < before for path in folder.glob("*.damaged")):
             raise StateError(
                 f"{folder}: every personal state of client {client} is damaged; "
                 "remove the folder to start this client afresh"

@@ -12,7 +12,7 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from edgeduet_client.handlers import handle_evaluate, handle_train
+from edgeduet_client.handlers import handle_block, handle_evaluate, handle_train
 from edgeduet_client.local_training import encode_images
 from edgeduet_client.personal_store import DiskStore
 from edgeduet_server.strategies.catalogue import make_strategy
@@ -140,6 +140,23 @@ def test_a_client_without_images_replies_with_zero_examples_and_remembers_what_i
     assert cached and all(np.array_equal(v, device.shared(plan, 0.5)[n]) for n, v in cached.items())
 
 
+def test_personal_groups_never_leave_and_are_where_the_next_round_starts(device: Device) -> None:
+    plan = device.plan()
+    first = device.train(0, TrainRequest(0, 0, plan, device.shared(plan)))
+    learned = in_group(device, plan, _under(device.state(0), "params/"), "routed_adapters")
+
+    second = device.train(0, TrainRequest(0, 1, barely(plan), device.shared(plan)))
+
+    groups = {device.model(plan).group_of(name) for reply in (first, second) for name in reply.update}
+    assert groups == {"shared_adapter", "router"}
+    fresh = device.model(plan).initial(0)
+    assert any(not np.array_equal(value, fresh[name].numpy()) for name, value in learned.items())
+    again = in_group(device, plan, _under(device.state(0), "params/"), "routed_adapters")
+    assert learned.keys() == again.keys()
+    for name, value in learned.items():
+        np.testing.assert_allclose(again[name], value, rtol=0, atol=1e-20)
+
+
 def test_a_round_that_is_repeated_gives_the_same_reply(device: Device) -> None:
     plan = device.plan()
     device.train(0, TrainRequest(0, 0, plan, device.shared(plan)))
@@ -163,6 +180,25 @@ def test_groups_to_remember_are_used_when_they_are_not_sent(device: Device) -> N
     assert all(np.array_equal(v, device.shared(plan, 0.5)[n]) for n, v in newer.update.items()), "what is sent wins"
 
 
+def test_a_block_of_clients_replies_like_each_of_them(device: Device, tmp_path: Path) -> None:
+    plan = device.plan()
+    # Random, not constant: equal columns make gradients that are zero but for rounding, which AdamW scales up.
+    source = np.random.default_rng(0)
+    moved = {n: v + source.normal(0, 0.05, v.shape).astype(np.float32) for n, v in device.shared(plan).items()}
+    request = TrainRequest(0, 0, plan, moved)
+    alone = Device(tmp_path / "alone", device.split_file)
+    messages = [Message(encode(request), client + 1, "train") for client in range(3)]
+
+    answers = handle_block(messages, [device.context(client) for client in range(3)])
+
+    for client, answer in enumerate(answers):
+        together, single = decode(answer.content, TrainReply), alone.train(client, request)
+        assert (together.client, together.examples, together.steps) == (client, single.examples, single.steps)
+        assert together.update.keys() == single.update.keys()
+        for name, value in together.update.items():
+            np.testing.assert_allclose(value, single.update[name], rtol=0, atol=1e-5)
+
+
 def test_the_digest_is_the_mean_of_normalised_image_features(device: Device) -> None:
     plan = barely(device.plan())
     reply = device.train(0, TrainRequest(0, 0, plan, device.shared(plan)))
@@ -176,7 +212,7 @@ def test_the_digest_is_the_mean_of_normalised_image_features(device: Device) -> 
 
 def test_a_private_digest_is_clipped_and_carries_noise_that_differs_per_round(device: Device) -> None:
     def digest(noise: float, round: int = 0) -> np.ndarray:
-        privacy = PrivacyConfig(digest_clip=0.1, digest_noise=noise)
+        privacy = PrivacyConfig(digest_clip=0.1, digest_noise=noise, noise_seed="run")
         plan = barely(device.plan()).model_copy(update={"privacy": privacy})
         return device.train(0, TrainRequest(0, round, plan, device.shared(plan))).digest["digest"]
 

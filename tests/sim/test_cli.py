@@ -213,7 +213,7 @@ def test_describe_knows_every_setting_with_bounds_and_meaning(invoke: Invoke):
     assert lr.kind == "number, > 0" and json.loads(lr.default) == 1e-3
     assert "world" in find_settings("data.source")[0].default
     assert find_settings("stream.kind")[0].kind.startswith("class-incremental | domain-incremental")
-    assert len(find_settings("privacy")) == 5
+    assert len(find_settings("privacy")) == 6
 
 
 def test_describe_a_scenario_shows_its_own_values(invoke: Invoke):
