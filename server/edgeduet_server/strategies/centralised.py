@@ -34,14 +34,7 @@ class Centralised(AveragingStrategy):
 
     def plan(self, stage: int, round: int) -> LocalPlan:
         """Train everything on pooled data."""
-        return LocalPlan(
-            parts=self.parts,
-            train=self.owns,
-            upload=self.owns,
-            data=self.data,
-            last_round=self.last_round(round),
-            **self._round_settings(),
-        )
+        return super().plan(stage, round).model_copy(update={"data": self.data})
 
     def configure(self, state: ServerState, clients: Sequence[int], stage: int, round: int) -> dict[int, TrainRequest]:
         """Only one client works."""

@@ -44,11 +44,4 @@ class FedAvgAdapter(AveragingStrategy):
     def plan(self, stage: int, round: int) -> LocalPlan:
         """Train and upload the adapters."""
         options = cast(FedAvgAdapterOptions, self.options)
-        return LocalPlan(
-            parts=self.parts,
-            train=self.owns,
-            upload=self.owns,
-            last_round=self.last_round(round),
-            prior=options.prior,
-            **self._round_settings(),
-        )
+        return super().plan(stage, round).model_copy(update={"prior": options.prior})

@@ -7,7 +7,7 @@ separately, as common implementations do; the mean of products differs from the 
 from __future__ import annotations
 
 from edgeduet_server.strategies.strategy import AveragingStrategy
-from edgeduet_shared.plan import Group, LocalPlan, Parts
+from edgeduet_shared.plan import Group, Parts
 
 
 class FedAvgLora(AveragingStrategy):
@@ -26,13 +26,3 @@ class FedAvgLora(AveragingStrategy):
     def owns(self) -> tuple[Group, ...]:
         """The LoRA matrices."""
         return ("lora",)
-
-    def plan(self, stage: int, round: int) -> LocalPlan:
-        """Train and upload LoRA."""
-        return LocalPlan(
-            parts=self.parts,
-            train=self.owns,
-            upload=self.owns,
-            last_round=self.last_round(round),
-            **self._round_settings(),
-        )

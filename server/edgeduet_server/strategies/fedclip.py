@@ -7,7 +7,7 @@ Engineering Bulletin 2023. The head's exact form is in ``edgeduet_shared.head``.
 from __future__ import annotations
 
 from edgeduet_server.strategies.strategy import AveragingStrategy
-from edgeduet_shared.plan import Group, LocalPlan, Parts
+from edgeduet_shared.plan import Group, Parts
 
 
 class FedClip(AveragingStrategy):
@@ -26,13 +26,3 @@ class FedClip(AveragingStrategy):
     def owns(self) -> tuple[Group, ...]:
         """The head."""
         return ("head",)
-
-    def plan(self, stage: int, round: int) -> LocalPlan:
-        """Train and upload the head."""
-        return LocalPlan(
-            parts=self.parts,
-            train=self.owns,
-            upload=self.owns,
-            last_round=self.last_round(round),
-            **self._round_settings(),
-        )

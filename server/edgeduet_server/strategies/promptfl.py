@@ -7,7 +7,7 @@ TMC 2023; the prompt is that of Zhou et al. 2022 (CoOp), class-agnostic context 
 from __future__ import annotations
 
 from edgeduet_server.strategies.strategy import AveragingStrategy
-from edgeduet_shared.plan import Group, LocalPlan, Parts
+from edgeduet_shared.plan import Group, Parts
 
 
 class PromptFL(AveragingStrategy):
@@ -26,13 +26,3 @@ class PromptFL(AveragingStrategy):
     def owns(self) -> tuple[Group, ...]:
         """The prompt."""
         return ("prompt",)
-
-    def plan(self, stage: int, round: int) -> LocalPlan:
-        """Train and upload the prompt."""
-        return LocalPlan(
-            parts=self.parts,
-            train=self.owns,
-            upload=self.owns,
-            last_round=self.last_round(round),
-            **self._round_settings(),
-        )

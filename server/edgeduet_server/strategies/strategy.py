@@ -170,7 +170,17 @@ def weighted_mean(replies: Sequence[TrainReply], names: Sequence[str], start: Ma
 
 
 class AveragingStrategy(Strategy):
-    """Methods whose server averages the uploaded groups and nothing else."""
+    """Methods whose clients train what the server owns, and whose server averages it."""
+
+    def plan(self, stage: int, round: int) -> LocalPlan:
+        """Train and upload every group the server owns."""
+        return LocalPlan(
+            parts=self.parts,
+            train=self.owns,
+            upload=self.owns,
+            last_round=self.last_round(round),
+            **self._round_settings(),
+        )
 
     def aggregate(self, state: ServerState, replies: Sequence[TrainReply], stage: int, round: int) -> ServerState:
         """Average what was uploaded."""
