@@ -1,0 +1,462 @@
+"""Write a decoder-only model as one ONNX graph for ONNX Runtime's CPU kernels, without torch.
+
+The graph is written node by node, since what it must do decides its form:
+
+- logits and hidden states only for the rows asked for: the residual stream is gathered before the final
+  norm, so a prefill of 512 tokens never makes 512 rows of logits;
+- keys and values in place: ``GroupQueryAttention`` writes into the buffer it reads, when the caller binds
+  one buffer as past and present;
+- several new tokens after a past, which verification of drafts needs;
+- weights as the file quantised them (:mod:`edgeduet_client.llm.block_matrix`).
+
+Interface (batch of one; S new tokens, R rows asked for, P positions the key-value buffer has room for)::
+
+    in   input_ids int64 (1, S)                 rows int64 (R,)         which of the S positions
+         seqlens_k int32 (1,) = past + S - 1    total_sequence_length int32 () = past + S
+         past_key.l, past_value.l float32 (1, kv_heads, P, head_dim)
+    out  logits float32 (R, V)                  hidden float32 (R, H)   after the final norm
+         present_key.l, present_value.l
+
+Weights lie beside the graph in one file that ONNX Runtime maps into memory. They are written as they are
+read, one matrix at a time, so that an import needs little more memory than its largest matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from edgeduet_client.llm.architecture import Architecture
+from edgeduet_client.llm.block_matrix import BlockMatrix, DenseMatrix, stack
+
+GRAPH_FILE = "model.onnx"
+WEIGHTS_FILE = "model.onnx.data"
+
+_OPSET = 21
+_IR_VERSION = 10
+_MICROSOFT = "com.microsoft"
+# Mapped files begin on a page.
+_PAGE = 4096
+# Integer arithmetic on 8-bit activations; the fast kernel.
+_ACCURACY_LEVEL = 4
+_TYPES = {
+    np.dtype(np.float32): TensorProto.FLOAT,
+    np.dtype(np.int64): TensorProto.INT64,
+    np.dtype(np.uint8): TensorProto.UINT8,
+}
+
+AnyMatrix = DenseMatrix | BlockMatrix
+
+
+class Weights(Protocol):
+    """Where a graph takes its numbers from.
+
+    Names: ``embedding``, ``head``, ``final_norm``, and per block ``blocks.L.`` with ``q k v o gate up down``
+    (matrices), ``q.bias`` and the like, ``attention_norm mlp_norm post_attention_norm post_mlp_norm q_norm
+    k_norm`` (vectors).
+    """
+
+    def matrix(self, name: str) -> AnyMatrix:
+        """Return one weight matrix."""
+
+    def vector(self, name: str) -> np.ndarray | None:
+        """Return one float32 vector, or ``None`` where the model has none of that name."""
+
+
+class _GraphWriter:
+    """Collects nodes; sends large initialisers to the weights file at once."""
+
+    def __init__(self, weights_file: Path) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.initialisers: list[onnx.TensorProto] = []
+        self._known: dict[str, str] = {}
+        self._weights_file = weights_file
+        self._data = weights_file.open("wb")
+
+    def close(self) -> None:
+        self._data.close()
+
+    def node(
+        self, kind: str, inputs: Sequence[str], name: str, outputs: Sequence[str] = (), domain: str = "", **attributes: Any
+    ) -> str:
+        """Add a node; return its first output (``name`` unless ``outputs`` says otherwise)."""
+        outputs = list(outputs) or [name]
+        self.nodes.append(helper.make_node(kind, list(inputs), outputs, name=name, domain=domain, **attributes))
+        return outputs[0]
+
+    def constant(self, name: str, values: np.ndarray) -> str:
+        """Add a small initialiser inside the graph; the same name twice is the same constant."""
+        if name not in self._known:
+            self._known[name] = name
+            self.initialisers.append(onnx.numpy_helper.from_array(np.ascontiguousarray(values), name))
+        return name
+
+    def weight(self, name: str, values: np.ndarray) -> str:
+        """Add an initialiser to the weights file."""
+        if name in self._known:
+            return name
+        values = np.ascontiguousarray(values)
+        padding = -self._data.tell() % _PAGE
+        self._data.write(bytes(padding))
+        place = self._data.tell()
+        self._data.write(memoryview(values).cast("B"))
+        return self._external(name, values.dtype, values.shape, place, values.nbytes)
+
+    def reshaped(self, name: str, of: str, shape: Sequence[int]) -> str:
+        """Add an initialiser that is another one's bytes under another shape; nothing is stored twice."""
+        if name in self._known:
+            return name
+        source = next(tensor for tensor in self.initialisers if tensor.name == of)
+        entries = {entry.key: entry.value for entry in source.external_data}
+        dtype = helper.tensor_dtype_to_np_dtype(source.data_type)
+        return self._external(name, dtype, shape, int(entries["offset"]), int(entries["length"]))
+
+    def _external(self, name: str, dtype: np.dtype, shape: Sequence[int], place: int, length: int) -> str:
+        tensor = TensorProto(name=name, data_type=_TYPES[np.dtype(dtype)], data_location=TensorProto.EXTERNAL)
+        tensor.dims.extend(shape)
+        stated = {"location": self._weights_file.name, "offset": str(place), "length": str(length)}
+        for key, value in stated.items():
+            tensor.external_data.add(key=key, value=value)
+        self.initialisers.append(tensor)
+        self._known[name] = name
+        return name
+
+
+def build_graph(architecture: Architecture, weights: Weights, folder: Path, progress: Any = None) -> Path:
+    """Write ``model.onnx`` and ``model.onnx.data`` into ``folder``.
+
+    Args:
+        progress: called as ``progress(done, total)`` after every block.
+
+    Returns:
+        The path of the graph.
+    """
+    writer = _GraphWriter(folder / WEIGHTS_FILE)
+    try:
+        _write_model(writer, architecture, weights, progress or (lambda done, total: None))
+    finally:
+        writer.close()
+    graph = helper.make_graph(
+        writer.nodes, architecture.family, _inputs(architecture), _outputs(architecture), writer.initialisers
+    )
+    model = helper.make_model(
+        graph,
+        opset_imports=[helper.make_opsetid("", _OPSET), helper.make_opsetid(_MICROSOFT, 1)],
+        ir_version=_IR_VERSION,
+        producer_name="edgeduet",
+    )
+    path = folder / GRAPH_FILE
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def _cache_names(layer: int) -> tuple[str, str]:
+    return f"key.{layer}", f"value.{layer}"
+
+
+def _inputs(arch: Architecture) -> list[onnx.ValueInfoProto]:
+    value = helper.make_tensor_value_info
+    cache_shape = [1, arch.kv_heads, "capacity", arch.head_dim]
+    return [
+        value("input_ids", TensorProto.INT64, [1, "new"]),
+        value("rows", TensorProto.INT64, ["rows"]),
+        value("seqlens_k", TensorProto.INT32, [1]),
+        value("total_sequence_length", TensorProto.INT32, []),
+        *(
+            value(f"past_{name}", TensorProto.FLOAT, cache_shape)
+            for layer in range(arch.layers)
+            for name in _cache_names(layer)
+        ),
+    ]
+
+
+def _outputs(arch: Architecture) -> list[onnx.ValueInfoProto]:
+    value = helper.make_tensor_value_info
+    cache_shape = [1, arch.kv_heads, "capacity", arch.head_dim]
+    return [
+        value("logits", TensorProto.FLOAT, ["rows", arch.vocab_width]),
+        value("hidden", TensorProto.FLOAT, ["rows", arch.hidden_width]),
+        *(
+            value(f"present_{name}", TensorProto.FLOAT, cache_shape)
+            for layer in range(arch.layers)
+            for name in _cache_names(layer)
+        ),
+    ]
+
+
+def _write_model(writer: _GraphWriter, arch: Architecture, weights: Weights, progress: Any) -> None:
+    stream = _embed(writer, arch, weights.matrix("embedding"))
+    normed = _norm(writer, arch, weights, stream, "blocks.0.attention_norm")
+    for layer in range(arch.layers):
+        block = f"blocks.{layer}"
+        attended = _attention(writer, arch, weights, normed, layer)
+        if arch.sandwich_norms:
+            attended = _norm(writer, arch, weights, attended, f"{block}.post_attention_norm")
+        normed, stream = _add_and_norm(writer, arch, weights, attended, stream, f"{block}.mlp_norm")
+        mapped = _mlp(writer, arch, weights, normed, block)
+        if arch.sandwich_norms:
+            mapped = _norm(writer, arch, weights, mapped, f"{block}.post_mlp_norm")
+        if layer + 1 < arch.layers:
+            following = f"blocks.{layer + 1}.attention_norm"
+            normed, stream = _add_and_norm(writer, arch, weights, mapped, stream, following)
+        else:
+            stream = writer.node("Add", [mapped, stream], "stream.last")
+        progress(layer + 1, arch.layers + 1)
+    asked = writer.node("Gather", [stream, "rows"], "stream.rows", axis=0)
+    hidden = _norm(writer, arch, weights, asked, "final_norm", output="hidden")
+    head = None if arch.tied_head else weights.matrix("head")
+    _head(writer, weights.matrix("embedding") if head is None else head, hidden, tied=head is None)
+    progress(arch.layers + 1, arch.layers + 1)
+
+
+def _embed(writer: _GraphWriter, arch: Architecture, table: AnyMatrix) -> str:
+    """Token ids to the residual stream ``(S, H)``."""
+    ids = writer.node("Squeeze", ["input_ids", writer.constant("axis.0", np.array([0]))], "ids")
+    if isinstance(table, DenseMatrix):
+        stored = writer.weight("embedding", table.values_NK)
+        stream = writer.node("Gather", [stored, ids], "embedded", axis=0)
+    else:
+        stream = _embed_blocks(writer, table, ids)
+    if arch.embedding_scale == 1.0:
+        return stream
+    scale = writer.constant("embedding.scale", np.array(arch.embedding_scale, np.float32))
+    return writer.node("Mul", [stream, scale], "embedded.scaled")
+
+
+def _embed_blocks(writer: _GraphWriter, table: BlockMatrix, ids: str) -> str:
+    codes, scales, offsets = _store_blocks(writer, "embedding", table)
+    outputs, inputs = table.codes_NK.shape
+    by_row = writer.reshaped("embedding.codes.rows", codes, [outputs, inputs * table.bits // 8])
+    middle = np.full(table.scales_NB.shape, 1 << (table.bits - 1), np.uint8)
+    if table.bits == 4:
+        middle = middle[:, : (middle.shape[1] + 1) // 2] * np.uint8(17)
+    stream = writer.node(
+        "GatherBlockQuantized",
+        [by_row, ids, scales, writer.weight("embedding.middle", middle)],
+        "embedded.codes",
+        domain=_MICROSOFT,
+        bits=table.bits,
+        block_size=table.block,
+        gather_axis=0,
+        quantize_axis=1,
+    )
+    if offsets is None:
+        return stream
+    # (S, B) offsets, one per block, onto (S, B, block).
+    blocks = inputs // table.block
+    shape = writer.constant("embedding.blocks", np.array([-1, blocks, table.block]))
+    cut = writer.node("Reshape", [stream, shape], "embedded.cut")
+    gathered = writer.node(
+        "Gather", [writer.weight("embedding.offsets", table.offsets_NB), ids], "embedded.offsets", axis=0
+    )
+    raised = writer.node("Unsqueeze", [gathered, writer.constant("axis.2", np.array([2]))], "embedded.offsets.raised")
+    added = writer.node("Add", [cut, raised], "embedded.added")
+    flat = writer.constant("embedding.flat", np.array([-1, inputs]))
+    return writer.node("Reshape", [added, flat], "embedded")
+
+
+def _head(writer: _GraphWriter, matrix: AnyMatrix, hidden: str, *, tied: bool) -> None:
+    _product(writer, matrix, hidden, "embedding" if tied else "head", output="logits")
+
+
+def _norm(writer: _GraphWriter, arch: Architecture, weights: Weights, x: str, name: str, output: str = "") -> str:
+    gain = writer.weight(name, _gain(arch, weights, name))
+    return writer.node(
+        "SimplifiedLayerNormalization",
+        [x, gain],
+        output or f"{name}.out",
+        axis=-1,
+        epsilon=arch.norm_epsilon,
+        stash_type=1,
+    )
+
+
+def _add_and_norm(
+    writer: _GraphWriter, arch: Architecture, weights: Weights, x: str, stream: str, name: str
+) -> tuple[str, str]:
+    """Return the norm of ``x + stream``, and the sum, from one fused node."""
+    gain = writer.weight(name, _gain(arch, weights, name))
+    outputs = [f"{name}.out", "", "", f"{name}.stream"]
+    writer.node(
+        "SkipSimplifiedLayerNormalization",
+        [x, stream, gain],
+        f"{name}.add",
+        outputs,
+        domain=_MICROSOFT,
+        epsilon=arch.norm_epsilon,
+    )
+    return outputs[0], outputs[3]
+
+
+def _gain(arch: Architecture, weights: Weights, name: str) -> np.ndarray:
+    gain = weights.vector(name)
+    if gain is None:
+        raise KeyError(name)
+    return gain + np.float32(1) if arch.unit_offset_norms else gain
+
+
+def _attention(writer: _GraphWriter, arch: Architecture, weights: Weights, x: str, layer: int) -> str:
+    block = f"blocks.{layer}"
+    queries, keys, values = _queries_keys_values(writer, arch, weights, x, block)
+    rope = arch.ropes[layer]
+    cosines, sines = rope.tables(arch.context_length, arch.head_dim)
+    place = f"rope.{arch.ropes.index(rope)}"
+    window = arch.windows[layer]
+    attended = writer.node(
+        "GroupQueryAttention",
+        [
+            queries,
+            keys,
+            values,
+            *(f"past_{name}" for name in _cache_names(layer)),
+            "seqlens_k",
+            "total_sequence_length",
+            writer.weight(f"{place}.cos", cosines),
+            writer.weight(f"{place}.sin", sines),
+        ],
+        f"{block}.attended",
+        [f"{block}.attended", *(f"present_{name}" for name in _cache_names(layer))],
+        domain=_MICROSOFT,
+        num_heads=arch.query_heads,
+        kv_num_heads=arch.kv_heads,
+        scale=arch.query_scale,
+        do_rotary=1,
+        local_window_size=-1 if window is None else window,
+    )
+    flat = writer.node("Squeeze", [attended, writer.constant("axis.0", np.array([0]))], f"{block}.attended.flat")
+    return _product(writer, weights.matrix(f"{block}.o"), flat, f"{block}.o", bias=weights.vector(f"{block}.o.bias"))
+
+
+def _queries_keys_values(
+    writer: _GraphWriter, arch: Architecture, weights: Weights, x: str, block: str
+) -> tuple[str, str, str]:
+    """Project to queries, keys and values ``(1, S, heads * head_dim)``; all in one where the kernel takes that."""
+    names = [f"{block}.{part}" for part in "qkv"]
+    widths = [heads * arch.head_dim for heads in (arch.query_heads, arch.kv_heads, arch.kv_heads)]
+    parts = _products(writer, weights, x, names, widths, f"{block}.qkv", keep_whole=not arch.query_key_norms)
+    if len(parts) == 1:
+        return _lift(writer, parts[0]), "", ""
+    queries, keys, values = parts
+    if arch.query_key_norms:
+        queries = _head_norm(writer, arch, weights, queries, f"{block}.q_norm", arch.query_heads)
+        keys = _head_norm(writer, arch, weights, keys, f"{block}.k_norm", arch.kv_heads)
+        return queries, keys, _lift(writer, values)
+    return _lift(writer, queries), _lift(writer, keys), _lift(writer, values)
+
+
+def _lift(writer: _GraphWriter, x: str) -> str:
+    return writer.node("Unsqueeze", [x, writer.constant("axis.0", np.array([0]))], f"{x}.lifted")
+
+
+def _head_norm(writer: _GraphWriter, arch: Architecture, weights: Weights, x: str, name: str, heads: int) -> str:
+    """Norm every head of ``(S, heads * head_dim)`` by itself; returns ``(1, S, heads * head_dim)``."""
+    split = writer.constant(f"heads.{heads}", np.array([-1, heads, arch.head_dim]))
+    joined = writer.constant(f"joined.{heads}", np.array([1, -1, heads * arch.head_dim]))
+    normed = _norm(writer, arch, weights, writer.node("Reshape", [x, split], f"{name}.split"), name)
+    return writer.node("Reshape", [normed, joined], f"{name}.joined")
+
+
+def _mlp(writer: _GraphWriter, arch: Architecture, weights: Weights, x: str, block: str) -> str:
+    names = [f"{block}.gate", f"{block}.up"]
+    gate, up = _products(writer, weights, x, names, [arch.mlp_width] * 2, f"{block}.gate_up")
+    if arch.activation == "silu":
+        # x * sigmoid(alpha * x) with alpha 1 is SiLU, in one node.
+        active = writer.node("QuickGelu", [gate], f"{block}.active", domain=_MICROSOFT, alpha=1.0)
+    else:
+        active = writer.node("FastGelu", [gate], f"{block}.active", domain=_MICROSOFT)
+    gated = writer.node("Mul", [active, up], f"{block}.gated")
+    bias = weights.vector(f"{block}.down.bias")
+    return _product(writer, weights.matrix(f"{block}.down"), gated, f"{block}.down", bias=bias)
+
+
+def _products(
+    writer: _GraphWriter,
+    weights: Weights,
+    x: str,
+    names: Sequence[str],
+    widths: Sequence[int],
+    together: str,
+    *,
+    keep_whole: bool = False,
+) -> list[str]:
+    """Multiply ``x`` by several matrices: in one product where their layouts agree, cut up after.
+
+    ``keep_whole``: leave the result of the one product uncut.
+    """
+    matrices = [weights.matrix(name) for name in names]
+    biases = [weights.vector(f"{name}.bias") for name in names]
+    stacked = stack(matrices)
+    if stacked is None:
+        return [
+            _product(writer, matrix, x, name, bias=bias)
+            for matrix, name, bias in zip(matrices, names, biases, strict=True)
+        ]
+    bias = None
+    if any(part is not None for part in biases):
+        bias = np.concatenate(
+            [
+                np.zeros(width, np.float32) if part is None else part
+                for part, width in zip(biases, widths, strict=True)
+            ]
+        )
+    whole = _product(writer, stacked, x, together, bias=bias)
+    if keep_whole:
+        return [whole]
+    outputs = [f"{name}.cut" for name in names]
+    sizes = writer.constant(f"cut.{'.'.join(map(str, widths))}", np.array(widths, np.int64))
+    writer.node("Split", [whole, sizes], f"{together}.cut", outputs, axis=1)
+    return outputs
+
+
+def _product(
+    writer: _GraphWriter, matrix: AnyMatrix, x: str, name: str, *, bias: np.ndarray | None = None, output: str = ""
+) -> str:
+    """``x @ matrix.T + bias`` for ``x`` of shape ``(rows, K)``; returns ``(rows, N)``."""
+    output = output or f"{name}.out"
+    if isinstance(matrix, DenseMatrix):
+        inputs = [x, writer.weight(name, matrix.values_NK)]
+        if bias is not None:
+            inputs.append(writer.weight(f"{name}.bias", bias))
+        return writer.node("Gemm", inputs, output, transB=1)
+    codes, scales, offsets = _store_blocks(writer, name, matrix)
+    inputs = [x, codes, scales]
+    if bias is not None:
+        inputs += ["", "", writer.weight(f"{name}.bias", bias)]
+    rows, width = matrix.codes_NK.shape
+    plain = writer.node(
+        "MatMulNBits",
+        inputs,
+        output if offsets is None else f"{name}.codes.out",
+        domain=_MICROSOFT,
+        K=width,
+        N=rows,
+        bits=matrix.bits,
+        block_size=matrix.block,
+        accuracy_level=_ACCURACY_LEVEL,
+    )
+    if offsets is None:
+        return plain
+    sums = _block_sums(writer, x, width, matrix.block)
+    return writer.node("Gemm", [sums, offsets, plain], output, transB=1)
+
+
+def _store_blocks(writer: _GraphWriter, name: str, matrix: BlockMatrix) -> tuple[str, str, str | None]:
+    codes = writer.weight(f"{name}.codes", matrix.packed())
+    scales = writer.weight(f"{name}.scales", matrix.scales_NB)
+    if matrix.offsets_NB is None:
+        return codes, scales, None
+    return codes, scales, writer.weight(f"{name}.offsets", matrix.offsets_NB)
+
+
+def _block_sums(writer: _GraphWriter, x: str, width: int, block: int) -> str:
+    """Sums of ``x`` over blocks, ``(rows, K / block)``, made once per input however many products share it."""
+    output = f"{x}.sums.{block}"
+    if not any(output in node.output for node in writer.nodes[-12:]):
+        ones = np.kron(np.eye(width // block, dtype=np.float32), np.ones((1, block), np.float32))
+        writer.node("Gemm", [x, writer.weight(f"ones.{width}.{block}", ones)], output, transB=1)
+    return output

@@ -1,0 +1,256 @@
+"""One model that answers: admission of a request, its turn, and the caches kept for the next.
+
+Text becomes ids, and every bound is checked, before a request takes a place in the line (:meth:`Engine.admit_chat`,
+:meth:`Engine.admit_text`): what cannot be answered is refused at once. On its turn the worker decodes the answers
+of the request one after the other and tells them to ``deliver``, which must not block: a caller who reads slowly
+slows nobody else down, and holds no more memory than its own answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from edgeduet_client.llm.errors import RequestError
+from edgeduet_client.llm.generate import Finished
+from edgeduet_client.llm.serving.cache_pool import CachePool
+from edgeduet_client.llm.serving.embedding import embed
+from edgeduet_client.llm.serving.events import ChoiceDone, Done, Embedded, Event, Failed, Piece, Started
+from edgeduet_client.llm.serving.folder_watch import FolderWatch
+from edgeduet_client.llm.serving.limits import ServingLimits
+from edgeduet_client.llm.serving.metrics import Metrics
+from edgeduet_client.llm.serving.refusals import WaitedTooLong, WorkerFailed
+from edgeduet_client.llm.serving.work_queue import Ticket, WorkQueue
+from edgeduet_shared.errors import EdgeDuetError
+
+if TYPE_CHECKING:
+    from edgeduet_client.llm.local_model import LocalModel
+    from edgeduet_client.llm.request import GenerationRequest
+
+Deliver = Callable[[Event], None]
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One answer to give.
+
+    Attributes:
+        prompt: ids of the prompt.
+        request: how to answer; its ``timeout_s`` counts from arrival.
+    """
+
+    prompt: tuple[int, ...]
+    request: GenerationRequest
+
+
+class Engine:
+    """A loaded model, its line, its caches.
+
+    Args:
+        model: the model; it belongs to the engine from now on.
+        name: what callers name it by.
+        limits: bounds of the server.
+        metrics: where to count.
+        watch: tells when the folder changes; ``None`` = nobody looks.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        model: LocalModel,
+        name: str,
+        limits: ServingLimits,
+        metrics: Metrics,
+        watch: FolderWatch | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.model = model
+        self.name = name
+        self.limits = limits
+        self.created = int(time.time())
+        self.metrics = metrics
+        self._watch = watch
+        self._clock = clock
+        self.queue = WorkQueue(limits.queue, name=f"edgeduet {name}", clock=clock)
+        self.caches = CachePool(model.session.new_cache, limits.cache_bytes)
+        metrics.watch(
+            name,
+            queue_depth=lambda: self.queue.waiting,
+            running=lambda: self.queue.running,
+            caches=lambda: len(self.caches),
+            cache_bytes=lambda: self.caches.bytes,
+        )
+
+    def check_ready(self) -> None:
+        """Raise why a new request would be refused now: ``Draining``, ``QueueFull`` or ``ModelChanged``."""
+        self.queue.check_room()
+        if self._watch is not None:
+            self._watch.check()
+
+    def admit_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+        """Return the ids of a conversation that waits for its answer.
+
+        Raises:
+            RequestError: the model is no chat model, the template refuses the messages, or the prompt is too long.
+        """
+        return self._checked(self.model.encode_chat(messages), "messages")
+
+    def admit_text(self, prompt: str | Sequence[int], field: str = "prompt") -> tuple[int, ...]:
+        """Return the ids of a prompt or a text, given as text or as ids.
+
+        Raises:
+            RequestError: it is empty or too long, or holds ids the model does not know.
+        """
+        if isinstance(prompt, str):
+            return self._checked(self.model.encode_prompt(prompt), field)
+        unknown = [token for token in prompt if not 0 <= token < self.model.tokenizer.vocab_size]
+        if unknown:
+            raise RequestError(
+                f"{field!r} holds the token {unknown[0]}; this model knows 0 to {self.model.tokenizer.vocab_size - 1}",
+                field,
+            )
+        return self._checked(prompt, field)
+
+    def generate(self, choices: Sequence[Choice], deliver: Deliver, *, call: str) -> Ticket:
+        """Take a place in the line for ``choices``; ``call`` names the API call in the metrics.
+
+        Raises:
+            RequestError: too many answers at once, or more tokens than this server gives.
+            QueueFull, Draining, ModelChanged: as :meth:`check_ready`.
+        """
+        if len(choices) > self.limits.choices:
+            raise RequestError(
+                f"the request asks for {len(choices)} answers (prompts times n); this server gives "
+                f"{self.limits.choices} at most",
+                "n",
+            )
+        self.check_ready()
+        return self.queue.submit(_Generation(self, tuple(choices), deliver, call))
+
+    def embed(self, texts: Sequence[tuple[int, ...]], deliver: Deliver) -> Ticket:
+        """Take a place in the line for the vectors of ``texts`` (ids); raises as :meth:`generate`."""
+        if len(texts) > self.limits.inputs:
+            raise RequestError(f"{len(texts)} texts at once; this server takes {self.limits.inputs} at most", "input")
+        self.check_ready()
+        return self.queue.submit(_Embedding(self, tuple(texts), deliver))
+
+    def _checked(self, ids: Sequence[int], field: str) -> tuple[int, ...]:
+        if not ids:
+            raise RequestError(f"{field!r} is empty; give at least one token", field)
+        if self.limits.prompt_tokens is not None and len(ids) > self.limits.prompt_tokens:
+            raise RequestError(
+                f"{field!r} has {len(ids)} tokens; this server reads {self.limits.prompt_tokens} at most", field
+            )
+        return tuple(ids)
+
+
+class _Asked:
+    """What the two kinds of work share: counting, and telling how they ended."""
+
+    call = ""
+
+    def __init__(self, engine: Engine, deliver: Deliver) -> None:
+        self.engine = engine
+        self.deliver = deliver
+
+    def run(self, ticket: Ticket) -> None:
+        waited = self.engine._clock() - ticket.submitted
+        self.engine.metrics.waited.labels(self.engine.name).observe(waited)
+        try:
+            self.deliver(Started(waited))
+            self.work(ticket)
+        except EdgeDuetError as error:
+            self.refuse(error)
+        except Exception as error:
+            log.exception("the worker failed", extra={"fields": {"model": self.engine.name, "call": self.call}})
+            self.refuse(WorkerFailed(f"the server failed on this request ({type(error).__name__}); its log says more"))
+        else:
+            self.count("cancelled" if ticket.cancelled.is_set() else "ok")
+            self.deliver(Done())
+
+    def work(self, ticket: Ticket) -> None:
+        raise NotImplementedError
+
+    def refuse(self, error: EdgeDuetError) -> None:
+        self.count("refused" if isinstance(error, RequestError) else "failed")
+        self.deliver(Failed(error))
+
+    def count(self, outcome: str) -> None:
+        self.engine.metrics.requests.labels(self.engine.name, self.call, outcome).inc()
+
+
+class _Generation(_Asked):
+    def __init__(self, engine: Engine, choices: tuple[Choice, ...], deliver: Deliver, call: str) -> None:
+        super().__init__(engine, deliver)
+        self.choices = choices
+        self.call = call
+
+    def work(self, ticket: Ticket) -> None:
+        for index, choice in enumerate(self.choices):
+            if ticket.cancelled.is_set():
+                return
+            cache = self.engine.caches.take(choice.prompt)
+            pieces = self.engine.model.generate(
+                list(choice.prompt), self._within_time(choice.request, ticket), cache=cache, cancel=ticket.cancelled
+            )
+            for piece in pieces:
+                if isinstance(piece, Finished):
+                    self._count(piece)
+                    self.deliver(ChoiceDone(index, piece))
+                else:
+                    if index == 0:
+                        self._first(ticket)
+                    self.deliver(Piece(index, piece))
+            # A cache of a generation that raised is not worth trusting; this line is not reached then.
+            self.engine.caches.put(cache)
+
+    def _within_time(self, request: GenerationRequest, ticket: Ticket) -> GenerationRequest:
+        """Return ``request`` with what is left of its time."""
+        allowed = min(request.timeout_s or self.engine.limits.timeout_s, self.engine.limits.timeout_s)
+        left = ticket.submitted + allowed - self.engine._clock()
+        if left <= 0:
+            raise WaitedTooLong(f"the {allowed:g} seconds of this request were over before its turn came", 1)
+        return request.model_copy(update={"timeout_s": left})
+
+    def _first(self, ticket: Ticket) -> None:
+        if self._first_told:
+            return
+        self._first_told = True
+        took = self.engine._clock() - ticket.submitted
+        self.engine.metrics.first_token.labels(self.engine.name).observe(took)
+
+    _first_told = False
+
+    def _count(self, finished: Finished) -> None:
+        metrics, name = self.engine.metrics, self.engine.name
+        metrics.tokens.labels(name, "prompt").inc(finished.prompt_tokens - finished.cached_tokens)
+        metrics.tokens.labels(name, "cached").inc(finished.cached_tokens)
+        metrics.tokens.labels(name, "answer").inc(finished.completion_tokens)
+        metrics.gate_interventions.labels(name).inc(finished.gate_interventions)
+        if finished.seconds_decode > 0:
+            metrics.tokens_per_second.labels(name).observe(finished.completion_tokens / finished.seconds_decode)
+
+
+class _Embedding(_Asked):
+    call = "embeddings"
+
+    def __init__(self, engine: Engine, texts: tuple[tuple[int, ...], ...], deliver: Deliver) -> None:
+        super().__init__(engine, deliver)
+        self.texts = texts
+
+    def work(self, ticket: Ticket) -> None:
+        deadline = ticket.submitted + self.engine.limits.timeout_s
+        vectors = []
+        for ids in self.texts:
+            if ticket.cancelled.is_set():
+                return
+            if self.engine._clock() > deadline:
+                raise WaitedTooLong(f"the {self.engine.limits.timeout_s:g} seconds of this request are over", 1)
+            vectors.append(embed(self.engine.model.session, ids))
+        self.engine.metrics.tokens.labels(self.engine.name, "prompt").inc(sum(map(len, self.texts)))
+        self.deliver(Embedded(vectors, sum(map(len, self.texts))))

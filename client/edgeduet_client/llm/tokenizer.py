@@ -1,0 +1,183 @@
+"""Text to token ids and back, exactly as the model was trained, and chat messages to a prompt.
+
+``tokenizers`` does the encoding. Decoding starts from the bytes of each id (:mod:`edgeduet_client.llm.token_bytes`),
+so that what is streamed piece by piece is what is decoded at once. Where bytes are no UTF-8 the two differ from
+``tokenizers``: its byte-fallback decoder gives up a whole run of byte tokens for one bad byte; ours shows U+FFFD for
+the bad byte only.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from edgeduet_client.llm.chat_template import ChatTemplate
+from edgeduet_client.llm.errors import ModelError, RequestError
+from edgeduet_client.llm.text_stream import TextStream
+from edgeduet_client.llm.token_bytes import read_token_bytes
+
+# Private-use characters that stand for special tokens' names inside a message while a template is rendered.
+_FIRST_PLACEHOLDER = 0xF0000
+
+Message = Mapping[str, Any]
+
+
+class Tokenizer:
+    """A model's tokenizer.
+
+    Args:
+        tokenizer_json: the file of that name in the model folder.
+        template: the model's chat template, or ``None`` for a base model.
+        name: of the model, for messages.
+        bos_id: the token a text begins with, if the model has one.
+        add_bos: whether the model wants it.
+
+    Attributes:
+        special_ids: ids of control tokens, which no text shows.
+        vocab_size: one more than the largest id.
+
+    Raises:
+        ModelError: the file or the library is missing, or of a kind that is not supported.
+    """
+
+    def __init__(
+        self,
+        tokenizer_json: Path | str,
+        *,
+        template: ChatTemplate | None = None,
+        name: str = "the model",
+        bos_id: int | None = None,
+        add_bos: bool = False,
+    ) -> None:
+        self.path = Path(tokenizer_json)
+        self.template = template
+        self._name = name
+        self._bos = [bos_id] if add_bos and bos_id is not None else []
+        tokens = read_token_bytes(self.path)
+        self._pieces = tokens.pieces
+        self.special_ids = tokens.special
+        self.vocab_size = tokens.vocab_size
+        self._encoder = _load_encoder(self.path)
+        # Whether names of special tokens count is a setting of the encoder, not of a call.
+        self._encoding = threading.Lock()
+        self._special_names = _special_names(self._encoder, self.special_ids)
+        self.drops_leading_space = self._drops_leading_space()
+
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        """Return the ids of ``text``, without a beginning-of-text token.
+
+        Args:
+            special: whether the names of special tokens (``<|im_end|>``) in the text mean these tokens. Never for
+                text that a user wrote: it would let them end their own turn.
+        """
+        with self._encoding:
+            self._encoder.encode_special_tokens = not special
+            return list(self._encoder.encode(text, add_special_tokens=False).ids)
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Return the ids of a plain prompt, with the beginning-of-text token where the model wants one."""
+        return self._bos + self.encode(text)
+
+    def encode_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
+        """Return the ids of a chat as the model's template writes it.
+
+        Names of special tokens inside the messages stay plain text.
+
+        Raises:
+            RequestError: see :meth:`render_chat`.
+        """
+        placeholders = {name: chr(_FIRST_PLACEHOLDER + place) for place, name in enumerate(self._special_names)}
+        names = {placeholder: name for name, placeholder in placeholders.items()}
+        masked = [_replaced(message, placeholders) for message in messages]
+        rendered = self.render_chat(masked, add_generation_prompt=add_generation_prompt)
+        ids: list[int] = []
+        for part in re.split(f"([{re.escape(''.join(names))}])" if names else "(?!)", rendered):
+            if part:
+                ids += self.encode(names[part]) if part in names else self.encode(part, special=True)
+        if self._bos and ids[:1] != self._bos:
+            ids = self._bos + ids
+        return ids
+
+    def render_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+        """Return a chat as text, as the model's template writes it.
+
+        Raises:
+            RequestError: the model has no chat template, or its template refuses these messages.
+        """
+        if self.template is None:
+            raise RequestError(
+                f"{self._name} is a base model without a chat template; use `edgeduet-client llm generate`, "
+                "or import an instruction-tuned model",
+                field="messages",
+            )
+        return self.template.render(messages, add_generation_prompt=add_generation_prompt)
+
+    def decode(self, ids: Sequence[int], *, starts_text: bool = True) -> str:
+        """Return the text of ``ids``; special tokens have none.
+
+        Args:
+            starts_text: whether the ids begin a text (SentencePiece then drops one leading space) or go on in one.
+        """
+        stream = self.stream(starts_text=starts_text)
+        return "".join(stream.push(self.token_bytes(token)).text for token in ids) + stream.finish().text
+
+    def stream(self, stops: Sequence[str] = (), *, starts_text: bool = True) -> TextStream:
+        """Return a stream that turns tokens' bytes into what :meth:`decode` returns, piece by piece."""
+        return TextStream(stops, drops_leading_space=starts_text and self.drops_leading_space)
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes of a token: none for special tokens and for ids that stand for nothing."""
+        if token in self.special_ids or not 0 <= token < self.vocab_size:
+            return b""
+        return self._pieces[token] or b""
+
+    def token_name(self, token: int) -> str:
+        """Return how to show one token: its text, or the name of a special token."""
+        piece = self._pieces[token] if 0 <= token < self.vocab_size else None
+        return f"<unused {token}>" if piece is None else piece.decode("utf-8", "replace")
+
+    def _drops_leading_space(self) -> bool:
+        """Ask the library's decoder what becomes of a space at the beginning."""
+        for token, piece in enumerate(self._pieces):
+            if piece is not None and piece[:1] == b" " and piece[1:2].isalpha() and token not in self.special_ids:
+                return not self._encoder.decode([token]).startswith(" ")
+        return False
+
+
+def _load_encoder(path: Path) -> Any:
+    try:
+        library = importlib.import_module("tokenizers")
+    except ImportError as error:
+        raise ModelError(
+            f"the local language model needs tokenizers ({error}); pip install 'edgeduet[llm]'"
+        ) from error
+    try:
+        encoder = library.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception
+        raise ModelError(f"tokenizers {library.__version__} cannot read {path}: {error}; import the model again") from error
+    encoder.no_truncation()
+    encoder.no_padding()
+    return encoder
+
+
+def _special_names(encoder: Any, special_ids: frozenset[int]) -> list[str]:
+    names = [str(encoder.id_to_token(token)) for token in special_ids]
+    # Longer first, so that no name hides inside another.
+    return sorted(names, key=lambda name: (-len(name), name))
+
+
+def _replaced(value: Any, replacements: Mapping[str, str]) -> Any:
+    """Return ``value`` with the keys of ``replacements`` replaced in all its strings, however nested."""
+    if isinstance(value, str):
+        for name, placeholder in replacements.items():
+            value = value.replace(name, placeholder)
+        return value
+    if isinstance(value, Mapping):
+        return {key: _replaced(entry, replacements) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_replaced(entry, replacements) for entry in value]
+    return value
