@@ -54,6 +54,7 @@ _NO_BAN: frozenset[Family] = frozenset()
 
 # (k, p) of the two high-confidence sets.
 _HIGH_CONFIDENCE = ((5, 0.999), (20, 0.95))
+_BLOCK = 128
 
 
 class History(IntEnum):
@@ -165,7 +166,7 @@ def high_confidence(scaled_logits: NDArray[np.floating]) -> NDArray[np.intp]:
     top = float(scaled_logits.max())
     if not np.isfinite(top):
         raise ValueError("the high-confidence sets need a largest logit that is a finite number")
-    total = float(np.exp(scaled_logits - top, dtype=np.float64).sum())
+    total = float(np.exp(scaled_logits - top).sum(dtype=np.float64))
     ids, values = largest(scaled_logits, max(k for k, _ in _HIGH_CONFIDENCE))
     more_probable, mass_before = rank_and_mass_before(values, top, total)
     inside = np.zeros(len(ids), dtype=np.bool_)
@@ -176,13 +177,26 @@ def high_confidence(scaled_logits: NDArray[np.floating]) -> NDArray[np.intp]:
 
 def largest(logits: NDArray[np.floating], k: int) -> tuple[NDArray[np.intp], NDArray[np.floating]]:
     """Return ids and values of the ``k`` largest logits in descending order, all ties with the k-th, none at -inf."""
-    if len(logits) > k:
-        border = np.partition(logits, len(logits) - k)[len(logits) - k]
-        ids = np.flatnonzero((logits >= border) & (logits > -np.inf))
-    else:
-        ids = np.flatnonzero(logits > -np.inf)
+    ids = np.flatnonzero(logits >= _at_most_kth(logits, k))
+    values = logits[ids]
+    if len(ids) > k:
+        ids = ids[values >= np.partition(values, len(ids) - k)[len(ids) - k]]
+    ids = ids[logits[ids] > -np.inf]
     ids = ids[np.argsort(-logits[ids], kind="stable")]
     return ids, logits[ids]
+
+
+def _at_most_kth(logits: NDArray[np.floating], k: int) -> float:
+    """Return a number not above the k-th largest logit and usually close below it.
+
+    The k-th largest of the maxima of blocks, which are k different logits: two passes over the vocabulary instead
+    of a partition (0.2 ms instead of 2 ms for 262,144).
+    """
+    blocks = len(logits) // _BLOCK
+    if blocks < 2 * k:
+        return -np.inf
+    maxima = logits[: blocks * _BLOCK].reshape(blocks, _BLOCK).max(axis=1)
+    return float(np.partition(maxima, blocks - k)[blocks - k])
 
 
 def rank_and_mass_before(
@@ -328,7 +342,7 @@ class Gate:
     @classmethod
     def of_model(cls, folder: ModelFolder) -> Gate | None:
         """Return the gate stored in a model folder, or ``None`` if it has none; raises as :meth:`load`."""
-        path = folder.path(GATE_FILE)
+        path = folder.file(GATE_FILE)
         return cls.load(path, ModelBinding.of(folder)) if path.exists() else None
 
 

@@ -24,6 +24,7 @@ from edgeduet_client.llm.gate import (
     decide,
     high_confidence,
     history,
+    largest,
     predicted_families,
 )
 
@@ -182,6 +183,18 @@ def test_at_one_token_the_high_confidence_set_is_that_token() -> None:
 def test_ties_are_all_inside() -> None:
     assert high_confidence(np.zeros(50)).tolist() == list(range(50))
     assert high_confidence(np.array([0.0] * 4 + [-1.0] * 40)).tolist() == list(range(44))
+
+
+@given(st.integers(1, 25), st.sampled_from([1, 30, 129, 6400, 10_000]), st.integers(1, 400), st.integers(0, 2**32 - 1))
+def test_the_k_largest_are_those_of_a_sort_with_all_ties(k: int, width: int, distinct: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    z = rng.integers(0, distinct, width).astype(np.float32)
+    z[rng.random(width) < 0.2] = -np.inf
+    ids, values = largest(z, k)
+    border = sorted(z.tolist(), reverse=True)[min(k, width) - 1]
+    assert set(ids.tolist()) == {i for i, v in enumerate(z.tolist()) if v >= border and v > -np.inf}
+    assert values.tolist() == sorted(values.tolist(), reverse=True)
+    assert values.tolist() == z[ids].tolist()
 
 
 def test_without_a_finite_logit_there_is_no_high_confidence_set() -> None:
