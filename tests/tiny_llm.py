@@ -6,6 +6,7 @@ Two Llama blocks and a vocabulary of about 300: a real graph and real tokenizers
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
@@ -13,6 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from edgeduet_client.llm.architecture import Architecture, Rope
 from edgeduet_client.llm.block_matrix import DenseMatrix
 from edgeduet_client.llm.graph import build_graph
+from edgeduet_client.llm.model_folder import CHAT_TEMPLATE, TOKENIZER, ModelFolder, file_sha256, write_manifest
 
 TEXT = [
     "The quick brown fox jumps over the lazy dog.",
@@ -23,11 +25,22 @@ TEXT = [
     "one two three four five six seven eight nine ten",
 ]
 
-CHAT_TEMPLATE = (
+CHAT_TEMPLATE_SOURCE = (
     "{% for message in messages %}<|start|>{{ message['role'] }}\n{{ message['content'] }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
 )
 
+
+SHARED_FACTS = (
+    "layers",
+    "hidden_width",
+    "query_heads",
+    "kv_heads",
+    "head_dim",
+    "context_length",
+    "vocab_width",
+)
+"""What an architecture and a manifest both say."""
 
 TINY = Architecture(
     family="llama",
@@ -62,7 +75,7 @@ class RandomWeights:
             "down": (arch.hidden_width, arch.mlp_width),
         }
         shapes = {f"blocks.{layer}.{name}": size for layer in range(arch.layers) for name, size in sizes.items()}
-        shapes |= {name: (arch.vocab_width, arch.hidden_width) for name in ("embedding", "head")}
+        shapes |= dict.fromkeys(("embedding", "head"), (arch.vocab_width, arch.hidden_width))
         rng = np.random.default_rng(seed)
         self._matrices = {
             name: DenseMatrix((2.0 * rng.standard_normal(size) / size[1] ** 0.5).astype(np.float32))
@@ -83,6 +96,47 @@ def write_graph(folder: Path, architecture: Architecture = TINY, *, seed: int = 
     """Write a random model of ``architecture`` into ``folder`` and return the path of its graph."""
     folder.mkdir(parents=True, exist_ok=True)
     return build_graph(architecture, RandomWeights(architecture, seed), folder)
+
+
+def write_model(
+    path: Path,
+    *,
+    architecture: Architecture = TINY,
+    tokenizer: Tokenizer | None = None,
+    chat_template: str | None = CHAT_TEMPLATE_SOURCE,
+    seed: int = 0,
+    **facts: Any,
+) -> ModelFolder:
+    """Write a model folder, by default a chat model with the byte-level tokenizer; ``facts`` go into its manifest."""
+    write_graph(path, architecture, seed=seed)
+    tokenizer = tokenizer or byte_level_tokenizer()
+    tokenizer.save(str(path / TOKENIZER))
+    if chat_template is not None:
+        (path / CHAT_TEMPLATE).write_text(chat_template, "utf-8")
+    end = tokenizer.token_to_id("<|end|>") or tokenizer.token_to_id("</s>")
+    shared = {name: getattr(architecture, name) for name in SHARED_FACTS}
+    stated = {
+        "name": "tiny",
+        "source": "tests/tiny_llm.py",
+        "source_sha256": "0" * 64,
+        "licence": "none",
+        "architecture": architecture.family,
+        "native_context_length": architecture.context_length,
+        "vocab_size": tokenizer.get_vocab_size(),
+        "tokenizer_sha256": file_sha256(path / TOKENIZER),
+        "bos_id": tokenizer.token_to_id("<s>"),
+        "eos_ids": [end],
+        "pad_id": None,
+        "add_bos": tokenizer.token_to_id("<s>") is not None,
+        "dtype": "fp32",
+        "bits_per_weight": 32.0,
+        "memory_weights": 0,
+        "memory_kv_per_token": 4 * architecture.kv_numbers_per_token,
+        "versions": {},
+        "checks": {},
+    }
+    write_manifest(path, shared | stated | facts)
+    return ModelFolder.open(path)
 
 
 def byte_level_tokenizer() -> Tokenizer:

@@ -81,14 +81,12 @@ def _compile(source: str) -> Any:
     except ImportError as error:
         raise ModelError(f"chat templates need jinja2 ({error}); pip install 'edgeduet[llm]'") from error
     if tuple(int(part) for part in jinja2.__version__.split(".")[:3] if part.isdigit()) < _OLDEST_JINJA:
-        raise ModelError(
-            f"jinja2 {jinja2.__version__} has known holes in its sandbox; pip install -U 'jinja2>=3.1.6'"
-        )
+        raise ModelError(f"jinja2 {jinja2.__version__} has known holes in its sandbox; pip install -U 'jinja2>=3.1.6'")
 
     class GenerationBlock(jinja2.ext.Extension):
         """``{% generation %}`` marks what the assistant said, for training; here it is just its content."""
 
-        tags = {"generation"}
+        tags = {"generation"}  # noqa: RUF012 (declared without ClassVar by jinja2)
 
         def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno
@@ -104,7 +102,9 @@ def _compile(source: str) -> Any:
     try:
         return environment.from_string(source)
     except jinja2.TemplateSyntaxError as error:
-        raise ModelError(f"the model's chat template does not compile (line {error.lineno}: {error.message})") from error
+        raise ModelError(
+            f"the model's chat template does not compile (line {error.lineno}: {error.message})"
+        ) from error
 
 
 def _to_json(

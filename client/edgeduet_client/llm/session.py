@@ -9,6 +9,7 @@ Shapes: S new tokens, R rows asked for, V width of the logits, H hidden width.
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -224,7 +225,7 @@ def prefill_chunks(ids: Sequence[int], size: int = PREFILL_CHUNK) -> Iterator[tu
 def _import_onnxruntime() -> Any:
     remedy = "pip install 'edgeduet[llm]'"
     try:
-        import onnxruntime
+        onnxruntime = importlib.import_module("onnxruntime")
     except ImportError as error:
         raise ModelError(f"the local language model needs onnxruntime ({_first(error)}); {remedy}") from error
     version = tuple(int(number) for number in re.findall(r"\d+", onnxruntime.__version__)[:2])

@@ -18,7 +18,7 @@ from typing import Any
 from edgeduet_client.llm.chat_template import ChatTemplate
 from edgeduet_client.llm.errors import ModelError, RequestError
 from edgeduet_client.llm.text_stream import TextStream
-from edgeduet_client.llm.token_bytes import read_token_bytes
+from edgeduet_client.llm.token_bytes import TokenBytes, read_token_bytes
 
 # Private-use characters that stand for special tokens' names inside a message while a template is rendered.
 _FIRST_PLACEHOLDER = 0xF0000
@@ -31,6 +31,7 @@ class Tokenizer:
 
     Args:
         tokenizer_json: the file of that name in the model folder.
+        tokens: what :func:`read_token_bytes` returned for it, where that was done already.
         template: the model's chat template, or ``None`` for a base model.
         name: of the model, for messages.
         bos_id: the token a text begins with, if the model has one.
@@ -48,6 +49,7 @@ class Tokenizer:
         self,
         tokenizer_json: Path | str,
         *,
+        tokens: TokenBytes | None = None,
         template: ChatTemplate | None = None,
         name: str = "the model",
         bos_id: int | None = None,
@@ -57,7 +59,7 @@ class Tokenizer:
         self.template = template
         self._name = name
         self._bos = [bos_id] if add_bos and bos_id is not None else []
-        tokens = read_token_bytes(self.path)
+        tokens = tokens or read_token_bytes(self.path)
         self._pieces = tokens.pieces
         self.special_ids = tokens.special
         self.vocab_size = tokens.vocab_size
@@ -108,13 +110,21 @@ class Tokenizer:
         Raises:
             RequestError: the model has no chat template, or its template refuses these messages.
         """
+        return self.require_template().render(messages, add_generation_prompt=add_generation_prompt)
+
+    def require_template(self) -> ChatTemplate:
+        """Return the chat template.
+
+        Raises:
+            RequestError: the model has none.
+        """
         if self.template is None:
             raise RequestError(
                 f"{self._name} is a base model without a chat template; use `edgeduet-client llm generate`, "
                 "or import an instruction-tuned model",
                 field="messages",
             )
-        return self.template.render(messages, add_generation_prompt=add_generation_prompt)
+        return self.template
 
     def decode(self, ids: Sequence[int], *, starts_text: bool = True) -> str:
         """Return the text of ``ids``; special tokens have none.
@@ -152,13 +162,13 @@ def _load_encoder(path: Path) -> Any:
     try:
         library = importlib.import_module("tokenizers")
     except ImportError as error:
-        raise ModelError(
-            f"the local language model needs tokenizers ({error}); pip install 'edgeduet[llm]'"
-        ) from error
+        raise ModelError(f"the local language model needs tokenizers ({error}); pip install 'edgeduet[llm]'") from error
     try:
         encoder = library.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises plain Exception
-        raise ModelError(f"tokenizers {library.__version__} cannot read {path}: {error}; import the model again") from error
+        raise ModelError(
+            f"tokenizers {library.__version__} cannot read {path}: {error}; import the model again"
+        ) from error
     encoder.no_truncation()
     encoder.no_padding()
     return encoder
