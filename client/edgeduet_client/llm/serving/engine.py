@@ -12,23 +12,26 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from edgeduet_client.llm.context_limit import fit_prompt
 from edgeduet_client.llm.errors import RequestError
 from edgeduet_client.llm.generate import Finished
+from edgeduet_client.llm.model_folder import MANIFEST, ModelFolder
+from edgeduet_client.llm.request import GenerationRequest, request_with_defaults
 from edgeduet_client.llm.serving.cache_pool import CachePool
 from edgeduet_client.llm.serving.embedding import embed
 from edgeduet_client.llm.serving.events import ChoiceDone, Done, Embedded, Event, Failed, Piece, Started
 from edgeduet_client.llm.serving.folder_watch import FolderWatch
 from edgeduet_client.llm.serving.limits import ServingLimits
 from edgeduet_client.llm.serving.metrics import Metrics
-from edgeduet_client.llm.serving.refusals import WaitedTooLong, WorkerFailed
+from edgeduet_client.llm.serving.refusals import ContextExceeded, WaitedTooLong, WorkerFailed
 from edgeduet_client.llm.serving.work_queue import Ticket, WorkQueue
+from edgeduet_client.llm.settings import usable_defaults
 from edgeduet_shared.errors import EdgeDuetError
 
 if TYPE_CHECKING:
     from edgeduet_client.llm.local_model import LocalModel
-    from edgeduet_client.llm.request import GenerationRequest
 
 Deliver = Callable[[Event], None]
 log = logging.getLogger(__name__)
@@ -51,30 +54,31 @@ class Engine:
     """A loaded model, its line, its caches.
 
     Args:
+        folder: where the model was loaded from.
         model: the model; it belongs to the engine from now on.
-        name: what callers name it by.
         limits: bounds of the server.
         metrics: where to count.
-        watch: tells when the folder changes; ``None`` = nobody looks.
         clock: seconds, monotonic.
     """
 
     def __init__(
         self,
+        folder: ModelFolder,
         model: LocalModel,
-        name: str,
         limits: ServingLimits,
         metrics: Metrics,
-        watch: FolderWatch | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.folder = folder
         self.model = model
-        self.name = name
+        self.name = name = folder.name
         self.limits = limits
-        self.created = int(time.time())
         self.metrics = metrics
-        self._watch = watch
+        self.created = int(folder.file(MANIFEST).stat().st_mtime)
+        self.context_length = model.session.cache_shape.limit
+        self.defaults = usable_defaults(folder.generation_defaults())
+        self._watch = FolderWatch(folder)
         self._clock = clock
         self.queue = WorkQueue(limits.queue, name=f"edgeduet {name}", clock=clock)
         self.caches = CachePool(model.session.new_cache, limits.cache_bytes)
@@ -89,8 +93,20 @@ class Engine:
     def check_ready(self) -> None:
         """Raise why a new request would be refused now: ``Draining``, ``QueueFull`` or ``ModelChanged``."""
         self.queue.check_room()
-        if self._watch is not None:
-            self._watch.check()
+        self._watch.check()
+
+    def card(self) -> dict[str, Any]:
+        """Return what a caller may want to know of the model."""
+        manifest = self.folder.manifest
+        return {
+            "architecture": manifest.architecture,
+            "context_length": self.context_length,
+            "vocab_size": manifest.vocab_size,
+            "dtype": manifest.dtype,
+            "licence": manifest.licence,
+            "chat": self.model.tokenizer.template is not None,
+            "gate": self.model.gate is not None,
+        }
 
     def admit_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
         """Return the ids of a conversation that waits for its answer.
@@ -98,7 +114,7 @@ class Engine:
         Raises:
             RequestError: the model is no chat model, the template refuses the messages, or the prompt is too long.
         """
-        return self._checked(self.model.encode_chat(messages), "messages")
+        return self._checked(self.model.tokenizer.encode_chat(messages), "messages")
 
     def admit_text(self, prompt: str | Sequence[int], field: str = "prompt") -> tuple[int, ...]:
         """Return the ids of a prompt or a text, given as text or as ids.
@@ -107,7 +123,7 @@ class Engine:
             RequestError: it is empty or too long, or holds ids the model does not know.
         """
         if isinstance(prompt, str):
-            return self._checked(self.model.encode_prompt(prompt), field)
+            return self._checked(self.model.tokenizer.encode_prompt(prompt), field)
         unknown = [token for token in prompt if not 0 <= token < self.model.tokenizer.vocab_size]
         if unknown:
             raise RequestError(
@@ -116,6 +132,45 @@ class Engine:
             )
         return self._checked(prompt, field)
 
+    def choices(self, prompt: tuple[int, ...], settings: Mapping[str, Any], count: int) -> list[Choice]:
+        """Return ``count`` answers to give to ``prompt``, on top of the model's own defaults.
+
+        An answer whose request does not say how long it may be gets the server's default, or what the context
+        has left. Seeds go up by one from answer to answer, or all answers were the same.
+
+        Raises:
+            RequestError: a setting out of range, settings that contradict each other, more tokens than this server
+                gives, or more than the context holds.
+        """
+        limit = self.limits.max_tokens or self.context_length
+        wanted = settings.get("max_tokens")
+        if wanted is not None and wanted > limit:
+            raise RequestError(f"'max_tokens' is {wanted}; this server gives {limit} at most", "max_tokens")
+        if wanted is None:
+            left = max(1, self.context_length - len(prompt))
+            wanted = max(min(self.limits.default_max_tokens, limit, left), settings.get("min_tokens", 0))
+        request = request_with_defaults({**settings, "max_tokens": wanted}, self.defaults)
+        try:
+            fit_prompt(
+                prompt,
+                limit=self.context_length,
+                max_tokens=request.max_tokens,
+                policy=request.context_policy,
+                bos_id=self.folder.manifest.bos_id,
+            )
+        except RequestError as error:
+            raise ContextExceeded(str(error), error.field) from error
+        return [Choice(prompt, _numbered(request, number)) for number in range(count)]
+
+    def check_count(self, count: int) -> None:
+        """Refuse a request for more than the server gives at once; ``count`` is prompts times n."""
+        if count > self.limits.choices:
+            raise RequestError(
+                f"the request asks for {count} answers (prompts times n); this server gives "
+                f"{self.limits.choices} at most",
+                "n",
+            )
+
     def generate(self, choices: Sequence[Choice], deliver: Deliver, *, call: str) -> Ticket:
         """Take a place in the line for ``choices``; ``call`` names the API call in the metrics.
 
@@ -123,12 +178,7 @@ class Engine:
             RequestError: too many answers at once, or more tokens than this server gives.
             QueueFull, Draining, ModelChanged: as :meth:`check_ready`.
         """
-        if len(choices) > self.limits.choices:
-            raise RequestError(
-                f"the request asks for {len(choices)} answers (prompts times n); this server gives "
-                f"{self.limits.choices} at most",
-                "n",
-            )
+        self.check_count(len(choices))
         self.check_ready()
         return self.queue.submit(_Generation(self, tuple(choices), deliver, call))
 
@@ -140,13 +190,20 @@ class Engine:
         return self.queue.submit(_Embedding(self, tuple(texts), deliver))
 
     def _checked(self, ids: Sequence[int], field: str) -> tuple[int, ...]:
-        if not ids:
-            raise RequestError(f"{field!r} is empty; give at least one token", field)
+        if not ids and self.folder.manifest.bos_id is None:
+            raise RequestError(f"{field!r} is empty; give at least one character", field)
+        ids = ids or [self.folder.manifest.bos_id or 0]
         if self.limits.prompt_tokens is not None and len(ids) > self.limits.prompt_tokens:
             raise RequestError(
                 f"{field!r} has {len(ids)} tokens; this server reads {self.limits.prompt_tokens} at most", field
             )
         return tuple(ids)
+
+
+def _numbered(request: GenerationRequest, number: int) -> GenerationRequest:
+    if request.seed is None:
+        return request
+    return request.model_copy(update={"seed": (request.seed + number) % 2**64})
 
 
 class _Asked:
@@ -163,22 +220,26 @@ class _Asked:
         self.engine.metrics.waited.labels(self.engine.name).observe(waited)
         try:
             self.deliver(Started(waited))
-            self.work(ticket)
+            complete = self.work(ticket)
         except EdgeDuetError as error:
             self.refuse(error)
         except Exception as error:
             log.exception("the worker failed", extra={"fields": {"model": self.engine.name, "call": self.call}})
             self.refuse(WorkerFailed(f"the server failed on this request ({type(error).__name__}); its log says more"))
         else:
-            self.count("cancelled" if ticket.cancelled.is_set() else "ok")
+            self.count("ok" if complete else "cancelled")
             self.deliver(Done())
 
-    def work(self, ticket: Ticket) -> None:
+    def work(self, ticket: Ticket) -> bool:
+        """Do it; return whether it was done to the end."""
         raise NotImplementedError
 
     def refuse(self, error: EdgeDuetError) -> None:
         self.count("refused" if isinstance(error, RequestError) else "failed")
         self.deliver(Failed(error))
+
+    def abandon(self) -> None:
+        self.count("cancelled")
 
     def count(self, outcome: str) -> None:
         self.engine.metrics.requests.labels(self.engine.name, self.call, outcome).inc()
@@ -190,10 +251,10 @@ class _Generation(_Asked):
         self.choices = choices
         self.call = call
 
-    def work(self, ticket: Ticket) -> None:
+    def work(self, ticket: Ticket) -> bool:
         for index, choice in enumerate(self.choices):
             if ticket.cancelled.is_set():
-                return
+                return False
             cache = self.engine.caches.take(choice.prompt)
             pieces = self.engine.model.generate(
                 list(choice.prompt), self._within_time(choice.request, ticket), cache=cache, cancel=ticket.cancelled
@@ -208,6 +269,7 @@ class _Generation(_Asked):
                     self.deliver(Piece(index, piece))
             # A cache of a generation that raised is not worth trusting; this line is not reached then.
             self.engine.caches.put(cache)
+        return not ticket.cancelled.is_set()
 
     def _within_time(self, request: GenerationRequest, ticket: Ticket) -> GenerationRequest:
         """Return ``request`` with what is left of its time."""
@@ -243,14 +305,15 @@ class _Embedding(_Asked):
         super().__init__(engine, deliver)
         self.texts = texts
 
-    def work(self, ticket: Ticket) -> None:
+    def work(self, ticket: Ticket) -> bool:
         deadline = ticket.submitted + self.engine.limits.timeout_s
         vectors = []
         for ids in self.texts:
             if ticket.cancelled.is_set():
-                return
+                return False
             if self.engine._clock() > deadline:
                 raise WaitedTooLong(f"the {self.engine.limits.timeout_s:g} seconds of this request are over", 1)
             vectors.append(embed(self.engine.model.session, ids))
         self.engine.metrics.tokens.labels(self.engine.name, "prompt").inc(sum(map(len, self.texts)))
         self.deliver(Embedded(vectors, sum(map(len, self.texts))))
+        return True

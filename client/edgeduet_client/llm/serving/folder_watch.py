@@ -7,49 +7,51 @@ wrong without a sign of it. Where the very same folder comes back, so do the ans
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
+from edgeduet_client.llm.model_folder import MANIFEST, ModelFolder, file_sha256
 from edgeduet_client.llm.serving.refusals import ModelChanged
 
 
 class FolderWatch:
-    """Compares the manifest with the one seen first; the manifest holds the checksums of all files.
+    """Compares the folder with what it was when this was made.
 
-    Args:
-        manifest: path of the manifest of the loaded folder.
+    A look at size and time of every file the manifest names; the manifest is read again only when its own changed.
+    It holds the checksums of all files, so the same manifest is the same model.
     """
 
-    def __init__(self, manifest: Path) -> None:
-        self._manifest = manifest
-        self._stamp = _stamp(manifest)
-        self._digest = _digest(manifest)
+    def __init__(self, folder: ModelFolder) -> None:
+        self._folder = folder
+        self._files = [folder.file(name) for name in (MANIFEST, *folder.manifest.files)]
+        self._stamps = [_stamp(file) for file in self._files]
+        self._digest = file_sha256(folder.file(MANIFEST))
 
     def check(self) -> None:
-        """Check once more; costs one ``stat`` while nothing changes.
+        """Look once more.
 
         Raises:
-            ModelChanged: the manifest is another one, or gone.
+            ModelChanged: the manifest is another one, or a file is gone or was written to.
         """
-        folder = self._manifest.parent
         try:
-            stamp = _stamp(self._manifest)
-            if stamp == self._stamp:
+            stamps = [_stamp(file) for file in self._files]
+            if stamps == self._stamps:
                 return
-            same = _digest(self._manifest) == self._digest
+            same = file_sha256(self._files[0]) == self._digest and all(
+                stamp[1] == facts.bytes
+                for stamp, facts in zip(stamps[1:], self._folder.manifest.files.values(), strict=True)
+            )
         except OSError as error:
             raise ModelChanged(
-                f"the model folder {folder} is gone or unreadable since it was loaded; restore it, or stop this server"
+                f"the model folder {self._folder.path} is gone or incomplete since it was loaded; "
+                "restore it, or stop this server"
             ) from error
         if not same:
-            raise ModelChanged(f"the model folder {folder} changed since it was loaded; restart this server to use it")
-        self._stamp = stamp
+            raise ModelChanged(
+                f"the model folder {self._folder.path} changed since it was loaded; restart this server to use it"
+            )
+        self._stamps = stamps
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:
     state = path.stat()
     return state.st_ino, state.st_size, state.st_mtime_ns
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

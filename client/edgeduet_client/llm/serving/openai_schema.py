@@ -10,6 +10,7 @@ holds: p-less. ``top_p`` below 1, or another sampler's parameter, chooses that s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -177,7 +178,7 @@ class SamplingBody(_Body):
     @model_validator(mode="after")
     def _consistent(self) -> SamplingBody:
         if self.stream_options is not None and not self.stream:
-            raise RequestError("'stream_options' is for streams; set 'stream' to true or leave it out", "stream_options")
+            raise RequestError("'stream_options' is for streams; leave it out, or set 'stream'", "stream_options")
         if self.response_format is not None:
             if self.json_schema is not None or self.regex is not None or self.grammar is not None:
                 raise RequestError(
@@ -257,19 +258,9 @@ class CompletionBody(SamplingBody):
         """Tokens the answer may have, if the request says."""
         return self.max_tokens
 
-    def prompts(self) -> list[str] | list[list[int]]:
-        """Return the prompts as a list, of texts or of ids.
-
-        Raises:
-            RequestError: the list is empty.
-        """
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if not self.prompt:
-            raise RequestError("'prompt' is an empty list; give at least one prompt", "prompt")
-        if isinstance(self.prompt[0], int):
-            return [[int(token) for token in self.prompt]]  # type: ignore[arg-type]
-        return list(self.prompt)  # type: ignore[arg-type]
+    def prompts(self) -> list[str | list[int]]:
+        """Return the prompts as a list, each as text or as ids; raises ``RequestError`` where there is none."""
+        return _listed(self.prompt, "prompt")
 
 
 class EmbeddingsBody(_Body):
@@ -280,19 +271,9 @@ class EmbeddingsBody(_Body):
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = None
 
-    def inputs(self) -> list[str] | list[list[int]]:
-        """Return the texts as a list, of texts or of ids.
-
-        Raises:
-            RequestError: the list is empty.
-        """
-        if isinstance(self.input, str):
-            return [self.input]
-        if not self.input:
-            raise RequestError("'input' is an empty list; give at least one text", "input")
-        if isinstance(self.input[0], int):
-            return [[int(token) for token in self.input]]  # type: ignore[arg-type]
-        return list(self.input)  # type: ignore[arg-type]
+    def inputs(self) -> list[str | list[int]]:
+        """Return the texts as a list, each as text or as ids; raises ``RequestError`` where there is none."""
+        return _listed(self.input, "input")
 
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
@@ -308,6 +289,18 @@ def parse_body(kind: type[BodyT], values: Any) -> BodyT:
         return kind.model_validate(values)
     except ValidationError as error:
         raise from_validation(error) from error
+
+
+def _listed(given: str | Sequence[str | int | list[int]], field: str) -> list[str | list[int]]:
+    """Return what OpenAI allows in four forms (a text, texts, ids, lists of ids) as texts or lists of ids."""
+    if isinstance(given, str):
+        return [given]
+    ids = [entry for entry in given if isinstance(entry, int)]
+    if ids:
+        return [ids]
+    if not given:
+        raise RequestError(f"{field!r} is an empty list; give at least one text", field)
+    return [entry for entry in given if not isinstance(entry, int)]
 
 
 def from_validation(error: ValidationError) -> RequestError:

@@ -24,6 +24,10 @@ class Refusal(EdgeDuetError):
         self.retry_after_s = retry_after_s
 
 
+class ContextExceeded(RequestError):
+    """Prompt and answer do not fit into the model's context."""
+
+
 class QueueFull(Refusal):
     """As many requests wait as may wait."""
 
@@ -79,6 +83,7 @@ class Verdict:
 
 _VERDICTS: dict[type[EdgeDuetError], Verdict] = {
     RequestError: Verdict(400, "INVALID_ARGUMENT", "invalid_request_error", None),
+    ContextExceeded: Verdict(400, "INVALID_ARGUMENT", "invalid_request_error", "context_length_exceeded"),
     NotAllowed: Verdict(401, "UNAUTHENTICATED", "invalid_request_error", "invalid_api_key"),
     UnknownModel: Verdict(404, "NOT_FOUND", "invalid_request_error", "model_not_found"),
     TooLarge: Verdict(413, "RESOURCE_EXHAUSTED", "invalid_request_error", "request_too_large"),

@@ -29,6 +29,9 @@ class Work(Protocol):
     def refuse(self, error: EdgeDuetError) -> None:
         """Tell whoever waits that the work will not be done."""
 
+    def abandon(self) -> None:
+        """Take note that whoever waited left before the turn came."""
+
 
 class Ticket:
     """A place in the line.
@@ -108,9 +111,12 @@ class WorkQueue:
     def forget(self, ticket: Ticket) -> None:
         """Take ``ticket`` out of the line, if it still waits."""
         with self._changed:
-            if ticket in self._waiting:
+            waits = ticket in self._waiting
+            if waits:
                 self._waiting.remove(ticket)
                 self._changed.notify_all()
+        if waits:
+            ticket.work.abandon()
 
     def drain(self) -> None:
         """Take nothing new from now on; what runs and what waits is still done."""
@@ -158,7 +164,9 @@ class WorkQueue:
                 ticket = self._running = self._waiting.popleft()
             started = self._clock()
             try:
-                if not ticket.cancelled.is_set():
+                if ticket.cancelled.is_set():
+                    ticket.work.abandon()
+                else:
                     ticket.work.run(ticket)
             finally:
                 took = self._clock() - started

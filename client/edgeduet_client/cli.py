@@ -1,0 +1,71 @@
+"""``edgeduet-client``: what runs on an edge device.
+
+Commands import what they need when they run, so that ``--help`` and shell completion are quick and work where
+neither onnxruntime nor torch is installed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from edgeduet_client.llm.commands import llm_app
+from edgeduet_shared.errors import EdgeDuetError
+
+app = typer.Typer(
+    name="edgeduet-client",
+    help="What runs on an edge device: the private local language model.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(llm_app)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            typer.echo(f"edgeduet-client {version('edgeduet')}")
+        except PackageNotFoundError:
+            typer.echo("edgeduet-client, not installed as a package")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command line; a problem the user can fix is one line and exit code 2."""
+    debug = os.environ.get("EDGEDUET_DEBUG") == "1"
+    try:
+        app()
+    except EdgeDuetError as error:
+        if debug:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except Exception as error:
+        if debug:
+            raise
+        if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("edgeduet"):
+            extra = "export" if error.name.partition(".")[0] in ("torch", "transformers", "onnx", "gguf") else "llm"
+            print(
+                f"error: '{error.name}' is not installed; get it with: pip install 'edgeduet[{extra}]'", file=sys.stderr
+            )
+            sys.exit(2)
+        print(
+            f"error: {type(error).__name__}: {error} (a bug of edgeduet; EDGEDUET_DEBUG=1 shows where)", file=sys.stderr
+        )
+        sys.exit(1)
