@@ -20,8 +20,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-Matrix = "DenseMatrix | BlockMatrix"
-
 
 @dataclass(frozen=True)
 class DenseMatrix:
@@ -79,6 +77,13 @@ class BlockMatrix:
     def layout(self) -> tuple[int, int, bool]:
         """Two matrices of one layout over the same input can be stacked into one product."""
         return self.bits, self.block, self.offsets_NB is not None
+
+
+def row_norms(matrix: DenseMatrix | BlockMatrix, *, rows: int = 8192) -> np.ndarray:
+    """Return the Euclidean norm of every row, float32 ``(N,)``, reading ``rows`` of them at a time."""
+    outputs = len(matrix.codes_NK if isinstance(matrix, BlockMatrix) else matrix.values_NK)
+    pieces = [matrix.take_rows(np.arange(at, min(at + rows, outputs))) for at in range(0, outputs, rows)]
+    return np.concatenate([np.linalg.norm(piece.dense(), axis=1) for piece in pieces]).astype(np.float32)
 
 
 def stack(parts: Sequence[DenseMatrix | BlockMatrix]) -> DenseMatrix | BlockMatrix | None:

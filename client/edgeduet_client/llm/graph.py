@@ -82,7 +82,13 @@ class _GraphWriter:
         self._data.close()
 
     def node(
-        self, kind: str, inputs: Sequence[str], name: str, outputs: Sequence[str] = (), domain: str = "", **attributes: Any
+        self,
+        kind: str,
+        inputs: Sequence[str],
+        name: str,
+        outputs: Sequence[str] = (),
+        domain: str = "",
+        **attributes: Any,
     ) -> str:
         """Add a node; return its first output (``name`` unless ``outputs`` says otherwise)."""
         outputs = list(outputs) or [name]
@@ -104,7 +110,7 @@ class _GraphWriter:
         padding = -self._data.tell() % _PAGE
         self._data.write(bytes(padding))
         place = self._data.tell()
-        self._data.write(memoryview(values).cast("B"))
+        self._data.write(values.data)
         return self._external(name, values.dtype, values.shape, place, values.nbytes)
 
     def reshaped(self, name: str, of: str, shape: Sequence[int]) -> str:
@@ -161,7 +167,7 @@ def _cache_names(layer: int) -> tuple[str, str]:
 
 def _inputs(arch: Architecture) -> list[onnx.ValueInfoProto]:
     value = helper.make_tensor_value_info
-    cache_shape = [1, arch.kv_heads, "capacity", arch.head_dim]
+    cache_shape: list[int | str] = [1, arch.kv_heads, "capacity", arch.head_dim]
     return [
         value("input_ids", TensorProto.INT64, [1, "new"]),
         value("rows", TensorProto.INT64, ["rows"]),
@@ -177,7 +183,7 @@ def _inputs(arch: Architecture) -> list[onnx.ValueInfoProto]:
 
 def _outputs(arch: Architecture) -> list[onnx.ValueInfoProto]:
     value = helper.make_tensor_value_info
-    cache_shape = [1, arch.kv_heads, "capacity", arch.head_dim]
+    cache_shape: list[int | str] = [1, arch.kv_heads, "capacity", arch.head_dim]
     return [
         value("logits", TensorProto.FLOAT, ["rows", arch.vocab_width]),
         value("hidden", TensorProto.FLOAT, ["rows", arch.hidden_width]),
@@ -232,9 +238,13 @@ def _embed_blocks(writer: _GraphWriter, table: BlockMatrix, ids: str) -> str:
     codes, scales, offsets = _store_blocks(writer, "embedding", table)
     outputs, inputs = table.codes_NK.shape
     by_row = writer.reshaped("embedding.codes.rows", codes, [outputs, inputs * table.bits // 8])
-    middle = np.full(table.scales_NB.shape, 1 << (table.bits - 1), np.uint8)
-    if table.bits == 4:
-        middle = middle[:, : (middle.shape[1] + 1) // 2] * np.uint8(17)
+    blocks = inputs // table.block
+    # One middle per block; at 4 bits two share a byte.
+    middle = (
+        np.full((outputs, blocks), 128, np.uint8)
+        if table.bits == 8
+        else np.full((outputs, -(-blocks // 2)), 0x88, np.uint8)
+    )
     stream = writer.node(
         "GatherBlockQuantized",
         [by_row, ids, scales, writer.weight("embedding.middle", middle)],
@@ -248,12 +258,9 @@ def _embed_blocks(writer: _GraphWriter, table: BlockMatrix, ids: str) -> str:
     if offsets is None:
         return stream
     # (S, B) offsets, one per block, onto (S, B, block).
-    blocks = inputs // table.block
     shape = writer.constant("embedding.blocks", np.array([-1, blocks, table.block]))
     cut = writer.node("Reshape", [stream, shape], "embedded.cut")
-    gathered = writer.node(
-        "Gather", [writer.weight("embedding.offsets", table.offsets_NB), ids], "embedded.offsets", axis=0
-    )
+    gathered = writer.node("Gather", [offsets, ids], "embedded.offsets", axis=0)
     raised = writer.node("Unsqueeze", [gathered, writer.constant("axis.2", np.array([2]))], "embedded.offsets.raised")
     added = writer.node("Add", [cut, raised], "embedded.added")
     flat = writer.constant("embedding.flat", np.array([-1, inputs]))
@@ -399,10 +406,7 @@ def _products(
     bias = None
     if any(part is not None for part in biases):
         bias = np.concatenate(
-            [
-                np.zeros(width, np.float32) if part is None else part
-                for part, width in zip(biases, widths, strict=True)
-            ]
+            [np.zeros(width, np.float32) if part is None else part for part, width in zip(biases, widths, strict=True)]
         )
     whole = _product(writer, stacked, x, together, bias=bias)
     if keep_whole:

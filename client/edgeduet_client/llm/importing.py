@@ -1,0 +1,259 @@
+"""Turn a source into a model folder: weights, tokenizer, families, checks, manifest.
+
+The order is chosen so that what is likely to fail fails first and cheaply: the architecture, the
+tokenizer and the memory needed are settled before a graph is written.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib.metadata
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgeduet_client.llm.architecture import Architecture
+from edgeduet_client.llm.block_matrix import row_norms
+from edgeduet_client.llm.errors import ModelError
+from edgeduet_client.llm.families import family_table
+from edgeduet_client.llm.graph import WEIGHTS_FILE, build_graph
+from edgeduet_client.llm.import_checks import (
+    PROMPTS,
+    check_greedy_identity,
+    check_ratio,
+    check_text,
+    perplexity,
+    torch_logits,
+)
+from edgeduet_client.llm.model_folder import (
+    FAMILIES,
+    GRAPH,
+    HEAD_NORMS,
+    TOKENIZER,
+    ModelFolder,
+    file_sha256,
+    models_root,
+    new_folder,
+    write_manifest,
+)
+from edgeduet_client.llm.quantisation import DTYPES, Quantisation, QuantisedWeights, has_own_four_bits
+from edgeduet_client.llm.session import TargetSession
+from edgeduet_client.llm.sources import Progress, Source, SpecialTokens, open_source, require
+from edgeduet_client.llm.tokenizer import Tokenizer
+
+LONGEST_DEFAULT_CONTEXT = 8192
+_PERPLEXITY_CONTEXT = 1024
+_LIBRARIES = ("edgeduet", "onnx", "onnxruntime", "tokenizers", "transformers", "gguf")
+
+
+@dataclass(frozen=True)
+class ImportOptions:
+    """What can be chosen about an import.
+
+    Attributes:
+        quantisation: ``None``: ``int4`` for a 4-bit GGUF file, whose blocks are taken over, otherwise ``int8``.
+        context_length: positions to support; ``None``: the model's own, at most 8192.
+        largest_ratio: refuse a quantisation that multiplies perplexity by more; ``None``: 1.02 for int8, 1.10
+            for int4.
+        compare_with_source: run the source model with torch and compare; the manifest says when it was not done.
+    """
+
+    name: str | None = None
+    quantisation: Quantisation | None = None
+    context_length: int | None = None
+    largest_ratio: float | None = None
+    compare_with_source: bool = True
+    replace: bool = False
+
+
+def import_model(
+    source: str,
+    options: ImportOptions,
+    *,
+    root: Path | None = None,
+    progress: Progress = lambda what, done, total: None,
+) -> ModelFolder:
+    """Import a model (see :func:`edgeduet_client.llm.sources.open_source` for what ``source`` may be).
+
+    Raises:
+        ModelError: an unknown source or architecture, tokenizer and weights that do not match, too little
+            memory, a graph that differs from its source, a quantisation that costs too much.
+        EdgeDuetError: the disk is full or not writable. In every case no model folder appears.
+    """
+    root = root or models_root()
+    require("onnx")
+    name = options.name or _default_name(source)
+    if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,63}", name):
+        raise ModelError(f"'{name}' is no model name; use --name with small letters, digits, '.', '_' and '-'")
+    with new_folder(name, root, replace=options.replace) as folder:
+        scratch = folder / "scratch"
+        scratch.mkdir()
+        opened = open_source(source, scratch)
+        _Import(opened, options, folder, scratch, progress).run(name)
+    return ModelFolder.open(root / name)
+
+
+class _Import:
+    """One import at work in an unpublished folder."""
+
+    def __init__(self, source: Source, options: ImportOptions, folder: Path, scratch: Path, progress: Progress) -> None:
+        self.source, self.options, self.folder, self.scratch = source, options, folder, scratch
+        self.progress = progress
+        native = source.architecture
+        wanted = options.context_length or min(native.context_length, LONGEST_DEFAULT_CONTEXT)
+        if not 16 <= wanted <= native.context_length:
+            raise ModelError(
+                f"a context of {wanted} tokens is not possible: the model was trained for {native.context_length}; "
+                f"choose --context between 16 and {native.context_length}"
+            )
+        self.native_context = native.context_length
+        self.architecture = native.with_context(wanted)
+        own = has_own_four_bits(source.kinds)
+        self.quantisation: Quantisation = options.quantisation or ("int4" if own else "int8")
+        self.keep_blocks = own
+
+    def run(self, name: str) -> None:
+        _check_memory(self.source, self.architecture, self.options)
+        source_sha256 = self.source.checksum()
+        tokens, tokenizer = self._tokenizer()
+        weights, checks = self._graphs(tokens, tokenizer)
+        matrix = weights.matrix("embedding" if self.architecture.tied_head else "head")
+        np.save(self.folder / HEAD_NORMS, row_norms(matrix))
+        family_table(self.folder / TOKENIZER, self.architecture.vocab_width, cache=self.folder / FAMILIES)
+        _empty(self.scratch)
+        self.progress("checksums", 0, 1)
+        facts = self._facts(tokens, tokenizer, weights)
+        write_manifest(self.folder, {"name": name, "source_sha256": source_sha256, **facts, "checks": checks})
+        self.progress("checksums", 1, 1)
+
+    def _tokenizer(self) -> tuple[SpecialTokens, Tokenizer]:
+        self.progress("tokenizer", 0, 1)
+        tokens = self.source.write_tokenizer(self.folder)
+        tokenizer = Tokenizer(self.folder / TOKENIZER)
+        width = self.architecture.vocab_width
+        if tokenizer.vocab_size > width:
+            raise ModelError(
+                f"{self.source.label}: the tokenizer knows {tokenizer.vocab_size} tokens, the model only {width}; "
+                "tokenizer and weights belong to different models"
+            )
+        if not tokens.eos_ids:
+            raise ModelError(f"{self.source.label}: no end-of-text token is stated; fetch generation_config.json too")
+        self.progress("tokenizer", 1, 1)
+        return tokens, tokenizer
+
+    def _graphs(self, tokens: SpecialTokens, tokenizer: Tokenizer) -> tuple[QuantisedWeights, dict[str, Any]]:
+        """Write the float32 graph, compare it with the source, write the quantised one, compare the two."""
+        beginning = [tokens.bos_id] if tokens.add_bos and tokens.bos_id is not None else []
+        text = [*beginning, *tokenizer.encode(check_text())][
+            : min(_PERPLEXITY_CONTEXT, self.architecture.context_length)
+        ]
+        prompts = [[*beginning, *tokenizer.encode(prompt)] for prompt in PROMPTS]
+        quantised = self.quantisation != "none"
+        place = self.scratch if quantised else self.folder
+        weights = self._write("none", place)
+        session = self._session(place)
+        checks: dict[str, Any] = {"compared_with_source": self.options.compare_with_source}
+        if self.options.compare_with_source:
+            checks["greedy"] = self._compare(session, prompts)
+        reference = self._perplexity(session, text, "perplexity, float32")
+        checks |= {"perplexity_tokens": len(text), "perplexity_fp32": reference}
+        if quantised:
+            del session
+            gc.collect()
+            weights = self._write(self.quantisation, self.folder)
+            value = self._perplexity(self._session(self.folder), text, f"perplexity, {self.quantisation}")
+            checks |= {"perplexity": value, "perplexity_ratio": value / reference}
+            check_ratio(self.quantisation, value / reference, self.options.largest_ratio)
+        return weights, checks
+
+    def _write(self, quantisation: Quantisation, place: Path) -> QuantisedWeights:
+        weights = QuantisedWeights(self.source.weights, quantisation, keep_blocks=self.keep_blocks)
+        what = f"graph, {DTYPES[quantisation]}"
+        build_graph(self.architecture, weights, place, lambda done, total: self.progress(what, done, total))
+        return weights
+
+    def _session(self, place: Path) -> TargetSession:
+        return TargetSession(place / GRAPH, context_length=self.architecture.context_length)
+
+    def _compare(self, session: TargetSession, prompts: Sequence[Sequence[int]]) -> dict[str, Any]:
+        what = "comparison with the source"
+        self.progress(what, 0, len(prompts))
+        model = self.source.torch_model()
+        found = check_greedy_identity(
+            session, torch_logits(model), prompts, lambda done, total: self.progress(what, done, total)
+        )
+        return asdict(found)
+
+    def _perplexity(self, session: TargetSession, text: Sequence[int], what: str) -> float:
+        return perplexity(session, text, lambda done, total: self.progress(what, done, total))
+
+    def _facts(self, tokens: SpecialTokens, tokenizer: Tokenizer, weights: QuantisedWeights) -> dict[str, Any]:
+        arch = self.architecture
+        return {
+            "source": self.source.label,
+            "licence": self.source.licence(),
+            "architecture": arch.family,
+            "layers": arch.layers,
+            "hidden_width": arch.hidden_width,
+            "query_heads": arch.query_heads,
+            "kv_heads": arch.kv_heads,
+            "head_dim": arch.head_dim,
+            "context_length": arch.context_length,
+            "native_context_length": self.native_context,
+            "vocab_width": arch.vocab_width,
+            "vocab_size": tokenizer.vocab_size,
+            "tokenizer_sha256": file_sha256(self.folder / TOKENIZER),
+            **asdict(tokens),
+            "dtype": DTYPES[self.quantisation],
+            "bits_per_weight": round(weights.bits_per_weight, 3),
+            "memory_weights": (self.folder / WEIGHTS_FILE).stat().st_size,
+            "memory_kv_per_token": 4 * arch.kv_numbers_per_token,
+            "versions": _versions(),
+        }
+
+
+def _check_memory(source: Source, arch: Architecture, options: ImportOptions) -> None:
+    """Refuse an import that would not fit: two float32 copies of the weights, a third for the source in torch.
+
+    Raises:
+        ModelError: says what is needed and what there is.
+    """
+    psutil = require("psutil")
+    body = (
+        arch.layers * arch.hidden_width * (2 * (arch.query_heads + arch.kv_heads) * arch.head_dim + 3 * arch.mlp_width)
+    )
+    tables = arch.vocab_width * arch.hidden_width * (1 if arch.tied_head else 2)
+    needed = 4 * (body + tables) * (3 if options.compare_with_source else 2)
+    available = psutil.virtual_memory().available
+    if needed > available:
+        remedy = "close other programs, or import on a larger machine and copy the model folder"
+        if options.compare_with_source:
+            remedy += ", or leave the comparison out with --no-source-check (a third less)"
+        raise ModelError(
+            f"importing {source.label} needs about {needed / 2**30:.1f} GiB of memory and {available / 2**30:.1f} GiB "
+            f"are free; {remedy}"
+        )
+
+
+def _default_name(source: str) -> str:
+    stem = Path(source.rstrip("/")).name.removesuffix(".gguf").lower()
+    return re.sub(r"[^a-z0-9._-]+", "-", stem).strip("-._")[:64] or "model"
+
+
+def _versions() -> dict[str, str]:
+    versions = {}
+    for library in _LIBRARIES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[library] = importlib.metadata.version(library)
+    return versions
+
+
+def _empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        path.unlink()
+    folder.rmdir()
