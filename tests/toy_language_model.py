@@ -73,8 +73,8 @@ class ToyTarget:
         """Return the hidden state after ``tokens``: the language of the text, and noise that is a function of it."""
         spoken = [FAMILIES[token] for token in tokens if FAMILIES[token] != Family.SYMBOLS]
         state = 2.0 * np.random.default_rng([len(tokens), *tokens[-3:]]).standard_normal(HIDDEN)
-        state[:4] = -1.0
-        state[Family.SYMBOLS] = 5.0
+        state[:4] = 1.0
+        state[Family.SYMBOLS] = 7.0
         if spoken:
-            state[spoken[-1]] = 7.0
+            state[spoken[-1]] = 9.0
         return state
