@@ -144,7 +144,7 @@ def edited_logits(raw: Row, plan: SamplingPlan, state: SamplerState) -> Row:
 
 def _banned_ids(plan: SamplingPlan, state: SamplerState) -> dict[str, Ids]:
     """Return the ids that may not come next, by the setting that says so (the grammar's are a mask of their own)."""
-    banned: dict[str, Ids] = {}
+    banned: dict[str, Ids] = {"the vocabulary": plan.unknown_ids}
     if plan.bad_words is not None:
         banned["bad_words"] = plan.bad_words.banned(state.tail)
     if state.length < plan.request.min_tokens:

@@ -8,34 +8,56 @@ end; where it must end, it is the only token left.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgeduet_client.llm.errors import ModelError, RequestError
+from edgeduet_client.llm.token_bytes import TokenBytes
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 
-def grammar_tokenizer(tokenizer_json: Path, vocab_size: int, eos_ids: Sequence[int]) -> LLTokenizer:
+def grammar_tokenizer(
+    tokens: TokenBytes, vocab_size: int, eos_ids: Sequence[int], encode: Callable[[str], Sequence[int]]
+) -> LLTokenizer:
     """Return the tokenizer as llguidance sees it; takes up to a second, so once per model.
 
-    Raises:
-        ModelError: no end-of-text token, or a tokenizer llguidance cannot read.
-    """
-    from llguidance import LLTokenizer
+    Made from the bytes of the tokens: reading ``tokenizer.json`` again would take three times as long.
 
-    if not eos_ids:
+    Raises:
+        ModelError: no end-of-text token, or a vocabulary llguidance cannot use.
+    """
+    from llguidance import LLTokenizer, TokenizerWrapper
+
+    known_eos = [token for token in eos_ids if token < vocab_size]
+    if not known_eos:
         raise ModelError("a grammar needs a model that has an end-of-text token; import the model again")
+    wrapper = TokenizerWrapper(_Spelling(tokens, vocab_size, known_eos[0], encode))
     try:
-        return LLTokenizer(tokenizer_json.read_text(encoding="utf-8"), n_vocab=vocab_size, eos_token=list(eos_ids))
-    except (OSError, ValueError, RuntimeError) as error:
+        return LLTokenizer(wrapper, eos_token=known_eos)
+    except (ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
-        raise ModelError(f"{tokenizer_json} cannot be used for grammars ({reason}); import the model again") from None
+        raise ModelError(f"this model's tokenizer cannot be used for grammars: {reason}") from None
+
+
+class _Spelling:
+    """What llguidance wants to know of a tokenizer, under the names it looks for."""
+
+    def __init__(
+        self, tokens: TokenBytes, vocab_size: int, eos_id: int, encode: Callable[[str], Sequence[int]]
+    ) -> None:
+        self.eos_token_id = eos_id
+        self.bos_token_id = None
+        self.tokens = [piece or b"" for piece in tokens.pieces[:vocab_size]]
+        self.special_token_ids = sorted(token for token in tokens.special if token < vocab_size)
+        self._encode = encode
+
+    def __call__(self, text: str) -> list[int]:
+        return list(self._encode(text))
 
 
 class GrammarState:

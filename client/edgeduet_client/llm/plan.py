@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,9 +16,8 @@ from edgeduet_client.llm.errors import ModelError, RequestError
 from edgeduet_client.llm.families import FamilyTable
 from edgeduet_client.llm.gate import Gate
 from edgeduet_client.llm.grammar import GrammarState, grammar_tokenizer
-from edgeduet_client.llm.model_folder import TOKENIZER, ModelFolder
 from edgeduet_client.llm.request import GenerationRequest
-from edgeduet_client.llm.token_bytes import TokenBytes, read_token_bytes
+from edgeduet_client.llm.token_bytes import TokenBytes
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -34,50 +32,44 @@ class Vocabulary:
 
     Attributes:
         width: width of the logits.
-        size: ids below it may be tokens; the rest of the logits is padding.
+        size: ids from here on are no tokens; the logits beyond are padding.
         eos_ids: ids that end a text.
-        tokenizer_json: the tokenizer's file.
+        tokens: the bytes of every id.
+        encode: the tokenizer, from a text to its ids (without beginning-of-text).
     """
 
     width: int
     size: int
     eos_ids: tuple[int, ...]
-    tokenizer_json: Path
+    tokens: TokenBytes = field(repr=False)
+    encode: Callable[[str], Sequence[int]] = field(repr=False)
 
     def __post_init__(self) -> None:
-        if self.size <= 0:
-            raise ModelError(f"{self.tokenizer_json}: a vocabulary of {self.size} tokens; import the model again")
-
-    @classmethod
-    def of(cls, folder: ModelFolder) -> Vocabulary:
-        """Return the vocabulary of a model folder."""
-        manifest = folder.manifest
-        return cls(manifest.vocab_width, manifest.vocab_size, tuple(manifest.eos_ids), folder.file(TOKENIZER))
+        if self.used <= 0:
+            raise ModelError(f"a vocabulary of {self.size} tokens and logits of width {self.width}: import it again")
 
     @property
     def used(self) -> int:
         """How many of the logits belong to tokens."""
-        return min(self.size, self.width)
+        return min(self.size, self.width, self.tokens.vocab_size)
 
     @cached_property
-    def token_bytes(self) -> TokenBytes:
-        """The bytes of every id."""
-        return read_token_bytes(self.tokenizer_json)
+    def unknown_ids(self) -> Ids:
+        """Ids among those used that stand for nothing."""
+        pieces = self.tokens.pieces[: self.used]
+        return np.array([token for token, piece in enumerate(pieces) if piece is None], dtype=np.int64)
 
     @cached_property
     def token_index(self) -> TokenIndex:
         """What every id adds to a text, searchable; special tokens add nothing."""
-        known = self.token_bytes
-        pieces = [
-            b"" if piece is None or token in known.special else piece
-            for token, piece in enumerate(known.pieces[: self.used])
-        ]
-        return TokenIndex(pieces + [b""] * (self.used - len(pieces)))
+        special = self.tokens.special
+        pieces = self.tokens.pieces[: self.used]
+        return TokenIndex([b"" if token in special else piece or b"" for token, piece in enumerate(pieces)])
 
     @cached_property
     def grammar_tokenizer(self) -> LLTokenizer:
         """The tokenizer as the grammar library sees it."""
-        return grammar_tokenizer(self.tokenizer_json, self.size, self.eos_ids)
+        return grammar_tokenizer(self.tokens, self.used, self.eos_ids, self.encode)
 
 
 @dataclass(frozen=True)
@@ -88,6 +80,7 @@ class SamplingPlan:
         request: what was asked.
         vocab_width: width of the logits rows.
         vocab_size: how many of them belong to tokens; the others are never sampled.
+        unknown_ids: ids below that stand for nothing either.
         truncations: rules that make the nominal set, in order.
         bias_ids, bias: logit bias; ascending ids and what is added to their logits.
         prompt_ids: tokens of the prompt, each once; they count for the repetition penalty.
@@ -100,6 +93,7 @@ class SamplingPlan:
     request: GenerationRequest
     vocab_width: int
     vocab_size: int
+    unknown_ids: Ids = field(repr=False)
     truncations: tuple[Truncation, ...]
     bias_ids: Ids = field(repr=False)
     bias: NDArray[np.float32] = field(repr=False)
@@ -159,6 +153,7 @@ def make_plan(
         request=request,
         vocab_width=vocabulary.width,
         vocab_size=vocabulary.used,
+        unknown_ids=vocabulary.unknown_ids,
         truncations=() if request.greedy else truncations_of(request),
         bias_ids=bias_ids,
         bias=np.array([request.logit_bias[int(token)] for token in bias_ids], dtype=np.float32),
