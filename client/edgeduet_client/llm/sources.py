@@ -340,9 +340,9 @@ def _quiet(transformers: Any) -> Iterator[None]:
 
 
 def _end_ids(tokenizer: Any, stated: list[Any]) -> list[int]:
-    """The stated ends of text, and every token whose name says that it ends a turn."""
+    """The stated ends of text first, then every other token whose name says that it ends a turn."""
     named = [tokenizer.backend_tokenizer.token_to_id(name) for name in _TURN_ENDS]
-    return sorted({int(token) for token in [*stated, *named] if token is not None})
+    return list(dict.fromkeys(int(token) for token in [*stated, *named] if token is not None))
 
 
 def _maybe_int(value: Any) -> int | None:
