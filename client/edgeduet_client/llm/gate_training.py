@@ -12,9 +12,8 @@ Axes: N positions, B batch, H hidden width, M inner width (= H), F = 4 families.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -22,8 +21,6 @@ import numpy as np
 import platformdirs
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from edgeduet_client.llm.errors import ModelError
 from edgeduet_client.llm.families import RULES_VERSION, Family, FamilyTable, family_table
@@ -117,7 +114,7 @@ def train_gate(
         root: where models lie.
         threads: cores the model may use.
         features: folder for hidden states and labels; default in the user's cache folder.
-        progress: told about every text and every pass; see :func:`shown_progress`.
+        progress: told about every text and every pass.
 
     Raises:
         ModelError: the model, the texts or both cannot be used; one line.
@@ -420,34 +417,3 @@ def agreement(
         either = int(said.sum()) + int(true.sum())
         f1[family] = 2 * int((said & true).sum()) / either if either else None
     return f1, {family: float(wanted[:, family].mean()) for family in Family}
-
-
-# --- progress -------------------------------------------------------------------------------------------
-
-
-@dataclass
-class _Bars:
-    """One bar per activity, made when it begins."""
-
-    display: Progress
-    tasks: dict[str, int] = field(default_factory=dict)
-
-    def __call__(self, what: str, done: int, total: int) -> None:
-        if what not in self.tasks:
-            self.tasks[what] = int(self.display.add_task(what, total=total))
-        self.display.update(self.display.task_ids[self.tasks[what]], completed=done, total=total)
-
-
-@contextmanager
-def shown_progress(console: Console | None = None) -> Iterator[ProgressCallback]:
-    """Show progress with the time left on a terminal, and nothing elsewhere; give what it yields to a training."""
-    console = console or Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as display:
-        yield _Bars(display)
