@@ -231,8 +231,8 @@ def generate(
     * `git diff | edgeduet-client llm generate assistant - --system "Write a commit message."`
     * `edgeduet-client llm generate assistant --chat "A person, as JSON" --set 'json_schema={"type":"object"}' --json`
     """
-    from edgeduet_client.llm.once import answer_once
     from edgeduet_client.llm.settings import settings_from
+    from edgeduet_client.llm.single_answer import answer_once
 
     settings = settings_from(
         set_, sampler=sampler, temperature=temperature, max_tokens=max_tokens, seed=seed, gate=gate
@@ -279,7 +279,7 @@ def chat(
     * `edgeduet-client llm chat smollm2-135m --system "Answer in one sentence." -t 0.7`
     * `printf 'Hello!\\nAnd in French?\\n' | edgeduet-client llm chat smollm2-135m`
     """
-    from edgeduet_client.llm.chat_prompt import run_chat
+    from edgeduet_client.llm.chat_terminal import run_chat
     from edgeduet_client.llm.settings import settings_from
 
     settings = settings_from(
@@ -333,7 +333,7 @@ def serve(
 
     * `edgeduet-client llm serve smollm2-135m`
     * `edgeduet-client llm serve assistant --port 8000 --no-grpc --queue 8`
-    * `edgeduet-client llm serve assistant --host 0.0.0.0 --token-file /etc/edgeduet/token --certificate c.pem --key k.pem`
+    * `edgeduet-client llm serve assistant --host 0.0.0.0 --token-file token --certificate c.pem --key k.pem`
     """
     from edgeduet_client.llm.serving.limits import ServingLimits
     from edgeduet_client.llm.serving.start import serve_models

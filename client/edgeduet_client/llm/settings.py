@@ -56,6 +56,20 @@ def usable_defaults(source: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
+def with_budget(settings: Mapping[str, Any], *, prompt: int, context: int, default: int) -> dict[str, Any]:
+    """Return ``settings`` with a length of the answer: where none is given, ``default`` or what the context has left.
+
+    Args:
+        prompt: tokens of the prompt.
+        context: tokens of the model's context.
+        default: tokens of an answer that may be as long as it likes.
+    """
+    if settings.get("max_tokens") is not None:
+        return dict(settings)
+    tokens = max(1, min(default, context - prompt), settings.get("min_tokens", 0))
+    return {**settings, "max_tokens": tokens}
+
+
 def _value(key: str, text: str) -> Any:
     if key in _TEXTS:
         return text

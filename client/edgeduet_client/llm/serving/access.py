@@ -62,9 +62,7 @@ class Access:
             NotAllowed: the request was sent to another name.
         """
         if self._token is None and not is_loopback(_host_name(host or "")):
-            raise NotAllowed(
-                f"without a token this server answers requests to localhost only, not to {host!r}; start it with a token"
-            )
+            raise NotAllowed(f"this server has no token and so answers requests to localhost only, not to {host!r}")
 
 
 def access_for(host: str, token: str | None) -> Access:

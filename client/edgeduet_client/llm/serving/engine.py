@@ -27,7 +27,7 @@ from edgeduet_client.llm.serving.limits import ServingLimits
 from edgeduet_client.llm.serving.metrics import Metrics
 from edgeduet_client.llm.serving.refusals import ContextExceeded, WaitedTooLong, WorkerFailed
 from edgeduet_client.llm.serving.work_queue import Ticket, WorkQueue
-from edgeduet_client.llm.settings import usable_defaults
+from edgeduet_client.llm.settings import usable_defaults, with_budget
 from edgeduet_shared.errors import EdgeDuetError
 
 if TYPE_CHECKING:
@@ -146,10 +146,13 @@ class Engine:
         wanted = settings.get("max_tokens")
         if wanted is not None and wanted > limit:
             raise RequestError(f"'max_tokens' is {wanted}; this server gives {limit} at most", "max_tokens")
-        if wanted is None:
-            left = max(1, self.context_length - len(prompt))
-            wanted = max(min(self.limits.default_max_tokens, limit, left), settings.get("min_tokens", 0))
-        request = request_with_defaults({**settings, "max_tokens": wanted}, self.defaults)
+        given = with_budget(
+            settings,
+            prompt=len(prompt),
+            context=self.context_length,
+            default=min(self.limits.default_max_tokens, limit),
+        )
+        request = request_with_defaults(given, self.defaults)
         try:
             fit_prompt(
                 prompt,
