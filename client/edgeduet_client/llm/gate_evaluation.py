@@ -49,6 +49,7 @@ from edgeduet_client.llm.request import GenerationRequest
 from edgeduet_client.llm.sampler_state import initial_state
 
 _UNTRUNCATED = {"sampler": "temperature", "temperature": 1.0}
+_LEAD = 3  # tokens of the true answer that a base model is given to begin with
 
 
 def wrong_families(text: GateText) -> frozenset[Family]:
@@ -408,20 +409,28 @@ def free_answers(
     answer_tokens: int,
     progress: ProgressCallback | None = None,
 ) -> tuple[Generated, Generated]:
-    """Return counts over free answers to the requests of ``texts``, without and with the gate, same seeds."""
+    """Return counts over free answers to the requests of ``texts``, without and with the gate, same seeds.
+
+    A base model does not know in which language to answer: it is given the first tokens of the true answer.
+    """
     plain, gated = Generated(), Generated()
     bare = replace(local, gate=None, families=None)
     prompts = encode_texts(local.tokenizer, texts, eos_ids=(), max_tokens=options.max_tokens)
     settings = request.model_dump(exclude_unset=True) | {"max_tokens": answer_tokens, "stop": ("\n",)}
     for done, (text, ids) in enumerate(zip(texts, prompts, strict=True), start=1):
-        if ids.prompt:
-            with_gate = GenerationRequest(**settings | {"seed": done})
-            gated.add(text, *answer_to(local, ids.prompt, with_gate))
-            without = {name: value for name, value in settings.items() if not name.startswith("gate")}
-            plain.add(text, *answer_to(bare, ids.prompt, GenerationRequest(**without | {"seed": done})))
+        prompt = free_prompt(local, ids)
+        with_gate = GenerationRequest(**settings | {"seed": done})
+        gated.add(text, *answer_to(local, prompt, with_gate))
+        without = {name: value for name, value in settings.items() if not name.startswith("gate")}
+        plain.add(text, *answer_to(bare, prompt, GenerationRequest(**without | {"seed": done})))
         if progress is not None:
             progress("answering", done, len(texts))
     return plain, gated
+
+
+def free_prompt(local: LocalModel, text: EncodedText) -> tuple[int, ...]:
+    """Return what a free answer goes on from."""
+    return text.prompt + (() if local.tokenizer.template is not None else text.response[:_LEAD])
 
 
 def measure_overhead(

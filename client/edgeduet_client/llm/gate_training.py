@@ -139,17 +139,13 @@ def train_gate(
     collected = time.monotonic()
     train, validation = joined(found[: len(train_texts)]), joined(found[len(train_texts) :])
     fitted = fit_gate(train, validation, options, progress=progress)
-    record = TrainingRecord(
-        **options.model_dump(exclude={"per_language", "max_tokens", "validation"}),
-        samples=len(chosen),
+    record = fitted.record(
+        options,
+        chosen,
         positions=len(train) + len(validation),
-        languages=sorted({text.language for text in chosen}),
-        best_epoch=fitted.best_epoch,
-        train_loss=fitted.train_losses[fitted.best_epoch - 1],
-        validation_loss=fitted.validation_losses[fitted.best_epoch - 1],
+        texts="packages" if texts is None else str(texts),
         seconds_collecting=round(collected - start, 1),
         seconds_training=round(time.monotonic() - collected, 1),
-        texts="packages" if texts is None else str(texts),
     )
     gate = fitted.gate(binding, record)
     gate.save(folder.file(GATE_FILE))
@@ -241,6 +237,30 @@ class FittedGate:
     best_epoch: int
     train_losses: list[float]
     validation_losses: list[float]
+
+    def record(
+        self,
+        options: GateOptions,
+        chosen: Sequence[GateText],
+        *,
+        positions: int,
+        texts: str,
+        seconds_collecting: float,
+        seconds_training: float,
+    ) -> TrainingRecord:
+        """Return what is stored with the gate about its training."""
+        return TrainingRecord(
+            **options.model_dump(exclude={"per_language", "max_tokens", "validation"}),
+            samples=len(chosen),
+            positions=positions,
+            languages=sorted({text.language for text in chosen}),
+            best_epoch=self.best_epoch,
+            train_loss=self.train_losses[self.best_epoch - 1],
+            validation_loss=self.validation_losses[self.best_epoch - 1],
+            seconds_collecting=seconds_collecting,
+            seconds_training=seconds_training,
+            texts=texts,
+        )
 
     def gate(self, binding: ModelBinding, record: TrainingRecord) -> Gate:
         """Return the gate for a model."""

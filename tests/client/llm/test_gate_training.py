@@ -8,10 +8,11 @@ from hypothesis.extra.numpy import arrays
 
 from edgeduet_client.llm.errors import ModelError
 from edgeduet_client.llm.families import Family
-from edgeduet_client.llm.gate import ModelBinding, TrainingRecord
+from edgeduet_client.llm.gate import Gate, ModelBinding
 from edgeduet_client.llm.gate_features import EncodedText, Features, LabelRule, joined, text_features
 from edgeduet_client.llm.gate_training import (
     AdamW,
+    FittedGate,
     GateOptions,
     agreement,
     binary_cross_entropy,
@@ -109,7 +110,7 @@ def toy_features(seed: int, texts: int, target: ToyTarget | None = None, *, norm
 def test_a_gate_learns_which_families_may_follow() -> None:
     train, validation = toy_features(0, 60), toy_features(1, 15)
     fitted = fit_gate(train, validation, OPTIONS)
-    gate = fitted.gate(ModelBinding("t", "w", HIDDEN), record())
+    gate = gate_of(fitted)
     assert fitted.train_losses[-1] < 0.5 * fitted.train_losses[0]
     assert fitted.validation_losses[fitted.best_epoch - 1] == min(fitted.validation_losses)
     f1, prevalence = agreement(gate, validation)
@@ -146,7 +147,7 @@ def test_adjusted_training_bans_the_planted_language_where_unadjusted_training_l
     allowed = {}
     for norms in ("none", "median"):
         train, validation = (toy_features(seed, 60, biased, norms=norms) for seed in (0, 1))
-        gate = fit_gate(train, validation, OPTIONS).gate(ModelBinding("t", "w", HIDDEN), record())
+        gate = gate_of(fit_gate(train, validation, OPTIONS))
         allowed[norms] = int(gate.predict(state)[:, Family.LATIN].sum())
     assert allowed["median"] <= 1
     assert allowed["none"] >= 5
@@ -171,16 +172,6 @@ def test_a_folder_and_languages_exclude_each_other() -> None:
         choose_texts("somewhere", ["ar"], per_language=1)
 
 
-def record() -> TrainingRecord:
-    return TrainingRecord(
-        **OPTIONS.model_dump(exclude={"per_language", "max_tokens", "validation"}),
-        samples=1,
-        positions=1,
-        languages=[],
-        best_epoch=1,
-        train_loss=0.0,
-        validation_loss=0.0,
-        seconds_collecting=0.0,
-        seconds_training=0.0,
-        texts="toy",
-    )
+def gate_of(fitted: FittedGate) -> Gate:
+    record = fitted.record(OPTIONS, [], positions=1, texts="toy", seconds_collecting=0.0, seconds_training=0.0)
+    return fitted.gate(ModelBinding("t", "w", HIDDEN), record)
