@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-import json as json_module
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
+
+from edgeduet_client.llm.command_line import (
+    GateOption,
+    JsonOption,
+    MaxTokensOption,
+    ModelArgument,
+    ModelsOption,
+    QuietOption,
+    SamplerOption,
+    SeedOption,
+    SetOption,
+    TemperatureOption,
+    ThreadsOption,
+    complete_model,
+    print_json,
+    print_piece,
+    print_table,
+)
+from edgeduet_client.llm.gate_commands import gate_app
 
 llm_app = typer.Typer(
     name="llm",
@@ -16,62 +33,13 @@ llm_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
-
-
-def _complete_model(incomplete: str) -> list[str]:
-    from edgeduet_client.llm.model_folder import list_models
-
-    return [folder.name for folder in list_models()[0] if folder.name.startswith(incomplete)]
+llm_app.add_typer(gate_app)
 
 
 def _complete_source(incomplete: str) -> list[str]:
     from edgeduet_client.llm.sources import PACKAGES
 
     return [name for name in PACKAGES if name.startswith(incomplete)]
-
-
-ModelArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help="Name of an imported model, or a model folder.",
-        autocompletion=_complete_model,
-        show_default=False,
-    ),
-]
-ModelsOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--models", metavar="DIR", help="Where models lie.  [default: $EDGEDUET_MODELS, else the user's data folder]"
-    ),
-]
-ThreadsOption = Annotated[
-    int | None, typer.Option(min=1, help="Cores to use.  [default: those of this process, at most 4]")
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="The result as JSON on standard output.")]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors and the result.")]
-SamplerOption = Annotated[
-    str | None, typer.Option("--sampler", help="p-less, greedy, top-p, min-p, ...  [default: p-less]")
-]
-TemperatureOption = Annotated[
-    float | None, typer.Option("--temperature", "-t", help="0 = greedy.  [default: the model's, else 1]")
-]
-MaxTokensOption = Annotated[
-    int | None, typer.Option("--max-tokens", "-n", min=1, help="Tokens of an answer.  [default: 512, or what fits]")
-]
-SeedOption = Annotated[int | None, typer.Option(min=0, help="Same seed, same answer.")]
-GateOption = Annotated[
-    str, typer.Option("--gate", metavar="auto|on|off", help="The language confusion gate; auto = where it is trained.")
-]
-SetOption = Annotated[
-    list[str],
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Any setting of a generation (top_p=0.9, stop='[\"\\n\"]'); repeatable.",
-        show_default=False,
-    ),
-]
 
 
 @llm_app.command("import")
@@ -131,7 +99,7 @@ def import_(
     if json:
         typer.echo(folder.manifest.model_dump_json(indent=2))
         return
-    _print_facts(f"imported {folder.name}", model_facts(folder))
+    print_table(f"imported {folder.name}", (), model_facts(folder))
     if not quiet:
         typer.echo(f"talk to it: edgeduet-client llm chat {folder.name}")
 
@@ -147,9 +115,9 @@ def list_(models: ModelsOption = None, json: JsonOption = False) -> None:
 
     usable, broken = list_models(models)
     if json:
-        typer.echo(_json([folder.manifest.model_dump(mode="json") for folder in usable]))
+        print_json([folder.manifest.model_dump(mode="json") for folder in usable])
     elif usable:
-        _print_table(f"models in {models or models_root()}", LIST_HEAD, [list_row(folder) for folder in usable])
+        print_table(f"models in {models or models_root()}", LIST_HEAD, [list_row(folder) for folder in usable])
     else:
         typer.echo(f"no model in {models or models_root()}; try: edgeduet-client llm import smollm2-135m")
     for line in broken:
@@ -169,7 +137,7 @@ def show(model: ModelArgument, models: ModelsOption = None, json: JsonOption = F
     if json:
         typer.echo(folder.manifest.model_dump_json(indent=2))
     else:
-        _print_facts(folder.name, model_facts(folder))
+        print_table(folder.name, (), model_facts(folder))
 
 
 @llm_app.command()
@@ -246,10 +214,10 @@ def generate(
         system=system,
         root=models,
         threads=threads,
-        show=None if json else _show,
+        show=None if json else print_piece,
     )
     if json:
-        typer.echo(_json(result))
+        print_json(result)
     else:
         typer.echo()
     if result["finish"] == "cancelled":
@@ -292,7 +260,12 @@ def chat(
 def serve(
     model: Annotated[
         list[str],
-        typer.Argument(metavar="MODEL...", help="Names of imported models, or model folders.", show_default=False),
+        typer.Argument(
+            metavar="MODEL...",
+            help="Names of imported models, or model folders.",
+            autocompletion=complete_model,
+            show_default=False,
+        ),
     ],
     host: Annotated[str, typer.Option(help="Address to listen on; any but this machine's own needs a token.")] = (
         "127.0.0.1"
@@ -404,9 +377,9 @@ def bench(
             progress=lambda done, total: progress("rounds", done, total),
         )
     if json:
-        typer.echo(_json(result))
+        print_json(result)
     else:
-        _print_table(f"{result['model']}, {result['threads']} threads", ("what", "median", "range"), bench_rows(result))
+        print_table(f"{result['model']}, {result['threads']} threads", ("what", "median", "range"), bench_rows(result))
 
 
 @llm_app.command("eval")
@@ -433,17 +406,9 @@ def eval_(
     with StepProgress(shown=not quiet) as progress:
         results = evaluate_texts(model, texts, window=window, root=models, threads=threads, progress=progress)
     if json:
-        typer.echo(_json(results))
+        print_json(results)
     else:
-        _print_table(f"perplexity, windows of {window} tokens", EVAL_HEAD, [eval_row(result) for result in results])
-
-
-# --- pieces -------------------------------------------------------------------------------------------
-
-
-def _show(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
+        print_table(f"perplexity, windows of {window} tokens", EVAL_HEAD, [eval_row(result) for result in results])
 
 
 def _standard_input() -> str:
@@ -453,27 +418,3 @@ def _standard_input() -> str:
         return sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:
         raise RequestError(f"standard input is not valid UTF-8 at byte {error.start}", "prompt") from error
-
-
-def _json(value: Any) -> str:
-    return json_module.dumps(value, ensure_ascii=False, allow_nan=False, indent=2)
-
-
-def _print_facts(title: str, facts: Sequence[tuple[str, str]]) -> None:
-    _print_table(title, (), facts)
-
-
-def _print_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console()
-    if not console.is_terminal:
-        # Whoever greps wants one line per entry.
-        console = Console(width=max(120, *(sum(len(cell) + 3 for cell in row) for row in rows)))
-    table = Table(*head, title=title, title_justify="left", box=box.SIMPLE, show_header=bool(head), pad_edge=False)
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    console.print(table)
