@@ -7,7 +7,7 @@ already is not computed again (:func:`edgeduet_client.llm.generate.reuse_prefix`
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from edgeduet_client.llm.errors import RequestError
@@ -86,7 +86,7 @@ class Conversation:
 
     def reply(
         self, text: str, request: GenerationRequest, *, cancel: threading.Event | None = None
-    ) -> Iterator[TextPiece | Finished]:
+    ) -> Generator[TextPiece | Finished, None, None]:
         """Say ``text``; yield the answer as it comes.
 
         The turn joins the conversation, with as much of the answer as was generated, when the answer ends or is
@@ -102,8 +102,8 @@ class Conversation:
         return self._record(asked, self._model.generate(ids, request, cache=self._cache, cancel=cancel))
 
     def _record(
-        self, asked: list[dict[str, str]], events: Iterator[TextPiece | Finished]
-    ) -> Iterator[TextPiece | Finished]:
+        self, asked: list[dict[str, str]], events: Generator[TextPiece | Finished, None, None]
+    ) -> Generator[TextPiece | Finished, None, None]:
         said: list[str] = []
         try:
             for event in events:

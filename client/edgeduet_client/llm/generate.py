@@ -10,7 +10,7 @@ Shapes: R rows, V width of the logits, H hidden width.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -239,7 +239,7 @@ def generate(
     *,
     interruption: Interruption,
     clock: Clock,
-) -> Iterator[TextPiece | Finished]:
+) -> Generator[TextPiece | Finished, None, None]:
     """Yield the text of an answer as it becomes visible, then :class:`Finished`.
 
     Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,14 +64,7 @@ class LocalModel:
         folder = name_or_path if isinstance(name_or_path, ModelFolder) else ModelFolder.open(name_or_path, root)
         manifest = folder.manifest
         tokenizer_json = folder.file(TOKENIZER)
-        vocabulary = Vocabulary(manifest.vocab_width, manifest.vocab_size, tuple(manifest.eos_ids), tokenizer_json)
-        tokenizer = Tokenizer(
-            tokenizer_json,
-            tokens=vocabulary.token_bytes,
-            name=manifest.name,
-            bos_id=manifest.bos_id,
-            add_bos=manifest.add_bos,
-        )
+        tokenizer = Tokenizer(tokenizer_json, name=manifest.name, bos_id=manifest.bos_id, add_bos=manifest.add_bos)
         tokenizer.template = ChatTemplate.read(folder.file(CHAT_TEMPLATE), special_tokens=_names(manifest, tokenizer))
         gate = Gate.of_model(folder)
         return cls(
@@ -80,7 +73,13 @@ class LocalModel:
                 folder.graph, context_length=manifest.context_length, threads=threads, spinning=spinning
             ),
             tokenizer=tokenizer,
-            vocabulary=vocabulary,
+            vocabulary=Vocabulary(
+                manifest.vocab_width,
+                manifest.vocab_size,
+                tuple(manifest.eos_ids),
+                tokens=tokenizer.tokens,
+                encode=tokenizer.encode,
+            ),
             gate=gate,
             families=family_table(tokenizer_json, manifest.vocab_width, cache=folder.file(FAMILIES)) if gate else None,
         )
@@ -97,7 +96,7 @@ class LocalModel:
         cache: KVCache | None = None,
         cancel: threading.Event | None = None,
         clock: Clock = time.monotonic,
-    ) -> Iterator[TextPiece | Finished]:
+    ) -> Generator[TextPiece | Finished, None, None]:
         """Return the answer to a prompt as it comes: pieces of text, then :class:`Finished`.
 
         What is wrong with the request is raised by this call, before any work.

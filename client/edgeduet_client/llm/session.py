@@ -157,8 +157,11 @@ class TargetSession:
         options.inter_op_num_threads = 1
         options.execution_mode = self._onnxruntime.ExecutionMode.ORT_SEQUENTIAL
         options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spinning)))
-        # Weights live as long as the session: out of the arena, which would round their size up.
-        options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
+        # An arena keeps what the largest step ever needed. Steps here need little and find their inputs and outputs
+        # allocated: without one they are as fast, and memory goes back to the system.
+        options.enable_cpu_mem_arena = False
+        # Patterns pay where shapes repeat; every prompt ends in a chunk of another length.
+        options.enable_mem_pattern = False
         # What goes wrong is raised, as one line; the library's own log would come on top of it.
         options.log_severity_level = 4
         try:

@@ -18,7 +18,7 @@ from typing import Any
 from edgeduet_client.llm.chat_template import ChatTemplate
 from edgeduet_client.llm.errors import ModelError, RequestError
 from edgeduet_client.llm.text_stream import TextStream
-from edgeduet_client.llm.token_bytes import TokenBytes, read_token_bytes
+from edgeduet_client.llm.token_bytes import read_token_bytes
 
 # Private-use characters that stand for special tokens' names inside a message while a template is rendered.
 _FIRST_PLACEHOLDER = 0xF0000
@@ -31,13 +31,13 @@ class Tokenizer:
 
     Args:
         tokenizer_json: the file of that name in the model folder.
-        tokens: what :func:`read_token_bytes` returned for it, where that was done already.
         template: the model's chat template, or ``None`` for a base model.
         name: of the model, for messages.
         bos_id: the token a text begins with, if the model has one.
         add_bos: whether the model wants it.
 
     Attributes:
+        tokens: the bytes of every id.
         special_ids: ids of control tokens, which no text shows.
         vocab_size: one more than the largest id.
 
@@ -49,7 +49,6 @@ class Tokenizer:
         self,
         tokenizer_json: Path | str,
         *,
-        tokens: TokenBytes | None = None,
         template: ChatTemplate | None = None,
         name: str = "the model",
         bos_id: int | None = None,
@@ -59,10 +58,9 @@ class Tokenizer:
         self.template = template
         self._name = name
         self._bos = [bos_id] if add_bos and bos_id is not None else []
-        tokens = tokens or read_token_bytes(self.path)
-        self._pieces = tokens.pieces
-        self.special_ids = tokens.special
-        self.vocab_size = tokens.vocab_size
+        self.tokens = read_token_bytes(self.path)
+        self.special_ids = self.tokens.special
+        self.vocab_size = self.tokens.vocab_size
         self._encoder = _load_encoder(self.path)
         # Whether names of special tokens count is a setting of the encoder, not of a call.
         self._encoding = threading.Lock()
@@ -143,16 +141,16 @@ class Tokenizer:
         """Return the bytes of a token: none for special tokens and for ids that stand for nothing."""
         if token in self.special_ids or not 0 <= token < self.vocab_size:
             return b""
-        return self._pieces[token] or b""
+        return self.tokens.pieces[token] or b""
 
     def token_name(self, token: int) -> str:
         """Return how to show one token: its text, or the name of a special token."""
-        piece = self._pieces[token] if 0 <= token < self.vocab_size else None
+        piece = self.tokens.pieces[token] if 0 <= token < self.vocab_size else None
         return f"<unused {token}>" if piece is None else piece.decode("utf-8", "replace")
 
     def _drops_leading_space(self) -> bool:
         """Ask the library's decoder what becomes of a space at the beginning."""
-        for token, piece in enumerate(self._pieces):
+        for token, piece in enumerate(self.tokens.pieces):
             if piece is not None and piece[:1] == b" " and piece[1:2].isalpha() and token not in self.special_ids:
                 return not self._encoder.decode([token]).startswith(" ")
         return False
