@@ -13,12 +13,13 @@ import pytest
 
 import linear_federation as linear
 from edgeduet_server.app import serve
+from edgeduet_server.deployment.flower_programs import FlowerApp
 from edgeduet_server.recorder import read_events
 from edgeduet_shared.config import Scenario
 from edgeduet_shared.errors import FederationError
 from edgeduet_shared.run_config import DEFAULTS, RunConfig
 from edgeduet_sim.engines.in_process import InProcessGrid, edgeduet_clients
-from edgeduet_sim.engines.ray_engine import FlowerApp, run_app_folder, run_edgeduet, run_ray
+from edgeduet_sim.engines.ray_engine import run_app_folder, run_edgeduet, run_ray
 
 SCENARIO = Scenario.model_validate(
     {

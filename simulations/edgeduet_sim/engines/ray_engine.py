@@ -23,7 +23,6 @@ import re
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -35,6 +34,15 @@ from typing import Any
 import psutil
 
 from edgeduet_server.app import ERROR_FILE
+from edgeduet_server.deployment.flower_programs import (
+    FlowerApp,
+    FlowerCommands,
+    environment,
+    program,
+    toml_lines,
+    write_app_folder,
+    write_connection,
+)
 from edgeduet_server.recorder import Listener
 from edgeduet_shared.atomic_files import atomic_write_text
 from edgeduet_shared.errors import FederationError, RunStopped
@@ -47,24 +55,8 @@ PENDING_LIMIT = 60.0
 POLL = 1.0
 STATUS_EVERY = 10.0
 
-ENVIRONMENT = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "NO_COLOR": "1",
-}
-
-
-@dataclass(frozen=True)
-class FlowerApp:
-    """Where the two apps are, as ``module:attribute`` of installed packages."""
-
-    server: str = "edgeduet_server.app:app"
-    client: str = "edgeduet_client.app:app"
+_RAY_SWITCHES = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+_CONNECTION = "private"
 
 
 def run_edgeduet(config: RunConfig, *, listeners: Sequence[Listener] = ()) -> None:
@@ -112,7 +104,7 @@ def run_ray(
         RunStopped: Ctrl-C.
     """
     with tempfile.TemporaryDirectory(prefix="edgeduet-app-") as name:
-        folder = _write_app(Path(name), app, run_config)
+        folder = write_app_folder(Path(name), app, run_config)
         run_app_folder(folder, clients=clients, events=events, error=error, listeners=listeners, limit=limit)
 
 
@@ -199,7 +191,7 @@ class _SuperLink:
     """A running SuperLink and how to talk to it."""
 
     folder: Path
-    environment: dict[str, str]
+    commands: FlowerCommands
     process: subprocess.Popen[bytes]
     log: Path
 
@@ -208,17 +200,17 @@ class _SuperLink:
         changes = []
         if overrides:
             path = self.folder / "overrides.toml"
-            atomic_write_text(path, _toml_lines(overrides))
+            atomic_write_text(path, toml_lines(overrides))
             changes = ["--run-config", str(path)]
         federation = f"num-supernodes={clients} client-resources-num-cpus=1 init-args-log-to-driver=true"
-        answer = self._flwr("run", str(app), "private", "--federation-config", federation, *changes, "--format", "json")
-        if not answer.get("success") or not answer.get("run-id"):
-            raise FederationError(f"Flower refused the run: {answer.get('error-message', answer)}")
+        answer = self.commands.ask("run", str(app), _CONNECTION, "--federation-config", federation, *changes)
+        if not answer.get("run-id"):
+            raise FederationError(f"Flower gave no run id: {answer}")
         return str(answer["run-id"])
 
     def status(self, run_id: str) -> str:
         """Return Flower's status of the run, for example ``running`` or ``finished:completed``."""
-        answer = self._flwr("list", "private", "--run-id", run_id, "--format", "json")
+        answer = self.commands.ask("list", _CONNECTION, "--run-id", run_id)
         runs = answer.get("runs") or [{}]
         return str(runs[0].get("status", "unknown"))
 
@@ -231,7 +223,7 @@ class _SuperLink:
 
     def first_error(self, run_id: str = "") -> str:
         """Return where Flower's logs first show trouble: what came first is the cause."""
-        text = self._run_log(run_id) if run_id else ""
+        text = self.commands.text("log", run_id, _CONNECTION, "--show") if run_id else ""
         text += self.log.read_text(errors="replace") if self.log.is_file() else ""
         lines = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
         for number, line in enumerate(lines):
@@ -239,55 +231,25 @@ class _SuperLink:
                 return "its log begins to fail with\n" + "\n".join(lines[number : number + 40])
         return "its log shows no error, and ends with\n" + "\n".join(lines[-10:])
 
-    def _run_log(self, run_id: str) -> str:
-        command = [_program("flwr"), "log", run_id, "private", "--show"]
-        done = subprocess.run(
-            command, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=60
-        )
-        return done.stdout
-
-    def _flwr(self, *arguments: str) -> dict[str, Any]:
-        done = subprocess.run(
-            [_program("flwr"), *arguments], cwd=self.folder, env=self.environment, capture_output=True, text=True
-        )
-        try:
-            answer = json.loads(done.stdout)
-        except ValueError as error:
-            raise FederationError(
-                f"'flwr {arguments[0]}' failed with exit code {done.returncode}: {(done.stderr or done.stdout).strip()}"
-            ) from error
-        return dict(answer)
-
 
 @contextmanager
 def _superlink(folder: Path) -> Iterator[_SuperLink]:
     """Start a SuperLink for simulations in ``folder``; end it and everything it started."""
     port = _free_port()
     home = folder / "flwr"
-    environment = {
-        **os.environ,
-        **ENVIRONMENT,
-        "FLWR_HOME": str(home),
-        # Relative entries would mean other folders in processes started elsewhere.
-        "PYTHONPATH": os.pathsep.join(map(os.path.abspath, _python_path())),
-        # SuperLink starts its helpers by name.
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
-    }
-    atomic_write_text(
-        home / "config.toml",
-        f'[superlink]\ndefault = "private"\n\n[superlink.private]\naddress = "127.0.0.1:{port}"\ninsecure = true\n',
-    )
+    variables = environment(home, _RAY_SWITCHES)
+    write_connection(home, _CONNECTION, f"127.0.0.1:{port}")
     path = folder / "superlink.log"
     command = [
-        _program("flower-superlink"),
+        program("flower-superlink"),
         *("--insecure", "--simulation", "--isolation", "subprocess", "--host", "127.0.0.1", "--port", str(port)),
         "--disable-runtime-dependency-installation",
     ]
     with path.open("wb") as output:
         process = subprocess.Popen(
-            command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            command, cwd=folder, env=variables, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
-    link = _SuperLink(folder, environment, process, path)
+    link = _SuperLink(folder, FlowerCommands(_CONNECTION, variables, folder), process, path)
     try:
         _wait_for_port(link, port)
         yield link
@@ -325,46 +287,6 @@ def _quietly(send: Callable[[psutil.Process], None], process: psutil.Process) ->
         send(process)
     except psutil.NoSuchProcess:
         log.debug("process %d had ended already", process.pid)
-
-
-def _write_app(folder: Path, app: FlowerApp, run_config: FlowerConfig) -> Path:
-    """Write the app folder that ``flwr run`` takes: one ``pyproject.toml``."""
-    text = f"""[project]
-name = "edgeduet"
-version = "0.1.0"
-
-[tool.flwr.app]
-publisher = "edgeduet"
-
-[tool.flwr.app.components]
-serverapp = "{app.server}"
-clientapp = "{app.client}"
-
-[tool.flwr.app.config]
-{_toml_lines(run_config)}
-"""
-    atomic_write_text(folder / "pyproject.toml", text)
-    return folder
-
-
-def _toml_lines(values: FlowerConfig) -> str:
-    # JSON's words for texts, numbers and switches are also TOML's.
-    return "\n".join(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in values.items())
-
-
-def _program(name: str) -> str:
-    """Return a program of the environment this Python runs in."""
-    beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.is_file() else shutil.which(name)
-    if found is None:
-        raise FederationError(
-            f"'{name}' is not installed; pip install 'flwr[simulation]>=1.42,<1.43' or use --engine in-process"
-        )
-    return found
-
-
-def _python_path() -> list[str]:
-    return [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
 
 
 def _free_port() -> int:
