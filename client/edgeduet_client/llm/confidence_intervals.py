@@ -75,6 +75,22 @@ class Mean:
         low, high = np.quantile(means, [0.025, 0.975])
         return cls(float(sums.sum() / counts.sum()), float(low), float(high), int(counts.sum()))
 
+    @classmethod
+    def ratio(cls, groups: Sequence[Sequence[float]], base: Sequence[Sequence[float]], *, seed: int = 0) -> Mean:
+        """Return the sum of ``groups`` over that of ``base``, group by group about the same thing (paired).
+
+        Resamples in which the base sums to nothing are left out.
+        """
+        pairs = [(sum(group), sum(other), len(group)) for group, other in zip(groups, base, strict=True) if len(group)]
+        sums = np.array([pair[:2] for pair in pairs]).reshape(-1, 2)
+        if sums[:, 1].sum() == 0:
+            return cls(None, -math.inf, math.inf, 0)
+        picks = np.random.default_rng(seed).integers(0, len(sums), (_RESAMPLES, len(sums)))
+        totals = sums[picks].sum(axis=1)
+        low, high = np.quantile(totals[totals[:, 1] > 0, 0] / totals[totals[:, 1] > 0, 1], [0.025, 0.975])
+        value = float(sums[:, 0].sum() / sums[:, 1].sum())
+        return cls(value, float(low), float(high), sum(pair[2] for pair in pairs))
+
     def __str__(self) -> str:
         if self.value is None:
             return "none observed"

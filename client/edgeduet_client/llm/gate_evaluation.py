@@ -39,7 +39,7 @@ from edgeduet_client.llm.gate import (
     banned_families,
 )
 from edgeduet_client.llm.gate_features import EncodedText, response_rows
-from edgeduet_client.llm.gate_texts import GateText, split_by_source
+from edgeduet_client.llm.gate_texts import GateText, part_test_texts
 from edgeduet_client.llm.gate_training import GateOptions, ProgressCallback, choose_texts, encode_texts, families_of
 from edgeduet_client.llm.generate import Finished, TextPiece
 from edgeduet_client.llm.local_model import LocalModel
@@ -275,7 +275,7 @@ class GateEvaluation:
     """What :func:`evaluate_gate` returns.
 
     Attributes:
-        texts, languages: what was evaluated on; sources that the gate was neither trained nor validated on.
+        texts, languages: what was evaluated on; sources that no training looks at.
         without_gate, with_gate: teacher-forced measures under the request's sampler.
         generated_without_gate, generated_with_gate: free answers, same seeds.
     """
@@ -309,10 +309,10 @@ def evaluate_gate(
 
     Args:
         model: an imported model's name, a path, or an open folder.
-        texts, languages: as for :func:`~edgeduet_client.llm.gate_training.train_gate`. Of the sources that were
-            trained on, none is used: the split is that of the gate's own training (its seed, its held-out share).
+        texts, languages: as for :func:`~edgeduet_client.llm.gate_training.train_gate`; only the fifth of the
+            sources is used that no training looks at.
         request: sampler and gate rule; default p-less at temperature 1 with re-truncation.
-        options: ``per_language``, ``max_tokens`` and ``validation`` as given to the training.
+        options: ``per_language`` and ``max_tokens``, as for the training.
         answers: free answers, each with and without the gate.
         answer_tokens: most tokens of a free answer; it also ends at a line break.
         root: where models lie.
@@ -330,9 +330,9 @@ def evaluate_gate(
     options = options or GateOptions()
     request = request or GenerationRequest()
     chosen = choose_texts(texts, languages, per_language=options.per_language)
-    _, held_out = split_by_source(chosen, held_out=options.validation, seed=gate.description.training.seed)
+    _, held_out = part_test_texts(chosen)
     if not held_out:
-        raise ModelError("no text is left that the gate was not trained on; add texts")
+        raise ModelError(f"of {len(chosen)} texts none is set aside for evaluation; add texts")
     forced = teacher_forced(local, folder, gate, held_out, request, options, progress=progress)
     plain, gated = free_answers(
         local,
@@ -418,7 +418,7 @@ def free_answers(
     prompts = encode_texts(local.tokenizer, texts, eos_ids=(), max_tokens=options.max_tokens)
     settings = request.model_dump(exclude_unset=True) | {"max_tokens": answer_tokens, "stop": ("\n",)}
     for done, (text, ids) in enumerate(zip(texts, prompts, strict=True), start=1):
-        prompt = free_prompt(local, ids)
+        prompt = free_prompt(local, text, ids)
         with_gate = GenerationRequest(**settings | {"seed": done})
         gated.add(text, *answer_to(local, prompt, with_gate))
         without = {name: value for name, value in settings.items() if not name.startswith("gate")}
@@ -428,9 +428,10 @@ def free_answers(
     return plain, gated
 
 
-def free_prompt(local: LocalModel, text: EncodedText) -> tuple[int, ...]:
+def free_prompt(local: LocalModel, text: GateText, ids: EncodedText) -> tuple[int, ...]:
     """Return what a free answer goes on from."""
-    return text.prompt + (() if local.tokenizer.template is not None else text.response[:_LEAD])
+    in_chat = local.tokenizer.template is not None and text.prompt
+    return ids.prompt if in_chat else ids.prompt + ids.response[:_LEAD]
 
 
 def measure_overhead(

@@ -78,6 +78,8 @@ DEFAULT_LANGUAGES = (
     *("ja", "zh-hans", "de", "es", "fr", "vi"),  # and the two it falls into
 )
 
+TEST_SHARE = 0.2  # of the sources
+_TEST_SPLIT = 2**31 - 1  # a seed of its own, so that it is independent of every training's split
 SHORTEST = 8  # characters; shorter catalogue messages ("OK", "Save") say nothing about a language
 _NOT_PLAIN_TEXT = re.compile(r"[%{}<>\n]")
 
@@ -166,6 +168,11 @@ def split_by_source(texts: Sequence[GateText], *, held_out: float, seed: int) ->
         return int.from_bytes(digest[:8], "big") / 2**64
 
     return [t for t in texts if place(t) >= held_out], [t for t in texts if place(t) < held_out]
+
+
+def part_test_texts(texts: Sequence[GateText]) -> tuple[list[GateText], list[GateText]]:
+    """Return (texts for training and validation, texts that only evaluations look at); the same for every gate."""
+    return split_by_source(texts, held_out=TEST_SHARE, seed=_TEST_SPLIT)
 
 
 def without_latin(texts: Iterable[GateText]) -> list[GateText]:

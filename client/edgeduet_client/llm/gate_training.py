@@ -4,7 +4,8 @@ The network and its loss are those of Zhang et al. (arXiv 2510.17555): two layer
 cross-entropy over positions and families, AdamW, warm-up of 100 steps and linear decay, gradients clipped at
 norm 1. Theirs sees about 10^8 positions once at a learning rate of 2e-5; with the 10^4 of a device that underfits,
 so the defaults here are 1e-3 and ten passes, and the pass with the lowest validation loss is kept. Validation
-texts have other sources (``gate_texts.py``) than those trained on.
+texts have other sources (``gate_texts.py``) than those trained on, and a fifth of the sources is left for
+evaluations alone.
 
 Axes: N positions, B batch, H hidden width, M inner width (= H), F = 4 families.
 """
@@ -41,7 +42,14 @@ from edgeduet_client.llm.gate_features import (
     collect,
     joined,
 )
-from edgeduet_client.llm.gate_texts import DEFAULT_LANGUAGES, GateText, folder_texts, package_texts, split_by_source
+from edgeduet_client.llm.gate_texts import (
+    DEFAULT_LANGUAGES,
+    GateText,
+    folder_texts,
+    package_texts,
+    part_test_texts,
+    split_by_source,
+)
 from edgeduet_client.llm.local_model import LocalModel
 from edgeduet_client.llm.model_folder import FAMILIES, TOKENIZER, ModelFolder
 from edgeduet_client.llm.tokenizer import Tokenizer
@@ -68,7 +76,7 @@ class GateOptions(BaseModel):
     batch: int = Field(64, ge=1, description="positions per step")
     learning_rate: float = Field(1e-3, gt=0, description="peak learning rate of AdamW")
     weight_decay: float = Field(0.01, ge=0, description="weight decay of AdamW")
-    validation: float = Field(0.15, gt=0, lt=1, description="share of the sources held out to choose the pass")
+    validation: float = Field(0.15, gt=0, lt=1, description="share of the training sources that chooses the pass")
     seed: int = Field(0, ge=0, description="split, initial weights and order of the positions")
 
 
@@ -124,7 +132,8 @@ def train_gate(
     folder = model if isinstance(model, ModelFolder) else ModelFolder.open(model, root)
     _remove_unusable_gate(folder)
     chosen = choose_texts(texts, languages, per_language=options.per_language)
-    train_texts, validation_texts = split_by_source(chosen, held_out=options.validation, seed=options.seed)
+    for_training, _ = part_test_texts(chosen)
+    train_texts, validation_texts = split_by_source(for_training, held_out=options.validation, seed=options.seed)
     if not train_texts or not validation_texts:
         raise ModelError(
             f"{len({t.source for t in chosen})} different requests are too few to hold some out; add texts"
@@ -141,7 +150,7 @@ def train_gate(
     fitted = fit_gate(train, validation, options, progress=progress)
     record = fitted.record(
         options,
-        chosen,
+        [*train_texts, *validation_texts],
         positions=len(train) + len(validation),
         texts="packages" if texts is None else str(texts),
         seconds_collecting=round(collected - start, 1),

@@ -54,3 +54,22 @@ def test_about_95_percent_of_the_intervals_hold_the_truth() -> None:
 def test_no_values_have_no_mean() -> None:
     assert Mean.of_groups([[], []]).value is None
     assert str(Mean.of_groups([])) == "none observed"
+
+
+def test_a_ratio_is_of_sums_and_certain_where_the_groups_are_proportional() -> None:
+    base = [[1.0, 2.0], [5.0], [], [0.0]]
+    half = [[0.5, 1.0], [2.5], [], [0.0]]
+    ratio = Mean.ratio(half, base)
+    assert (ratio.value, ratio.low, ratio.high, ratio.count) == pytest.approx((0.5, 0.5, 0.5, 4))
+    assert Mean.ratio([[1.0]], [[0.0]]).value is None
+    assert Mean.ratio([], []).value is None
+
+
+def test_a_paired_ratio_is_more_certain_than_its_parts() -> None:
+    rng = np.random.default_rng(2)
+    base = [[float(x)] for x in rng.exponential(size=50)]
+    scaled = [[x[0] * float(f)] for x, f in zip(base, rng.uniform(0.4, 0.6, 50), strict=True)]
+    ratio, mean = Mean.ratio(scaled, base), Mean.of_groups(base)
+    assert mean.value is not None
+    assert 0.45 < (ratio.value or 0) < 0.55
+    assert ratio.high - ratio.low < 0.3 * (mean.high - mean.low) / mean.value

@@ -15,6 +15,7 @@ from edgeduet_client.llm.gate_texts import (
     GateText,
     folder_texts,
     package_texts,
+    part_test_texts,
     split_by_source,
     with_latin,
     without_latin,
@@ -149,3 +150,13 @@ def test_the_share_held_out_is_about_what_was_asked_and_changes_with_the_seed() 
     first, second = (split_by_source(texts, held_out=0.2, seed=seed)[1] for seed in (0, 1))
     assert 320 < len(first) < 480
     assert first != second
+
+
+def test_test_texts_are_a_fifth_and_independent_of_the_splits_of_trainings() -> None:
+    texts = [text("x", str(i)) for i in range(2000)]
+    rest, test = part_test_texts(texts)
+    assert 320 < len(test) < 480
+    for seed in range(3):
+        _, validation = split_by_source(rest, held_out=0.2, seed=seed)
+        assert not set(validation) & set(test)
+        assert 240 < len(validation) < 400
