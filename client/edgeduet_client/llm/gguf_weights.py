@@ -49,7 +49,10 @@ class GgufWeights:
         self.path = path
         self._tensors = {tensor.name: tensor for tensor in reader.tensors}
         self._fields = reader.fields
+        self._used: set[str] = set()
         self._check_length()
+        if int(self.fields.get("split.count", 1)) > 1:
+            raise ModelError(f"{path} is one of several parts; join them with llama.cpp's gguf-split --merge first")
 
     @cached_property
     def fields(self) -> Mapping[str, Any]:
@@ -59,7 +62,15 @@ class GgufWeights:
     @cached_property
     def architecture(self) -> Architecture:
         """The shape of the model."""
-        return from_gguf(self.fields, has_head="output.weight" in self._tensors)
+        table = self._tensor("token_embd.weight")
+        divisors = self._tensors.get("rope_freqs.weight")
+        self._used.add("rope_freqs.weight")
+        return from_gguf(
+            self.fields,
+            vocab_width=int(table.shape[1]),
+            has_head="output.weight" in self._tensors,
+            rope_divisors=None if divisors is None else tuple(self._dense(divisors).reshape(-1).tolist()),
+        )
 
     @property
     def kinds(self) -> dict[str, int]:
@@ -69,11 +80,17 @@ class GgufWeights:
             counts[tensor.tensor_type.name] = counts.get(tensor.tensor_type.name, 0) + int(tensor.n_elements)
         return counts
 
+    def unused(self) -> list[str]:
+        """Names of tensors that nobody asked for."""
+        return sorted(self._tensors.keys() - self._used)
+
     def vector(self, name: str) -> np.ndarray | None:
         """Return a vector as float32 or ``None`` (see :class:`edgeduet_client.llm.graph.Weights`)."""
-        tensor = self._tensors.get(_stored_name(name))
+        stored = _stored_name(name)
+        tensor = self._tensors.get(stored)
         if tensor is None:
             return None
+        self._used.add(stored)
         values = self._dense(tensor).reshape(-1)
         if self.architecture.interleaved_queries and name.endswith((".q.bias", ".k.bias")):
             values = values[self._half_split_order(len(values))]
@@ -81,9 +98,7 @@ class GgufWeights:
 
     def matrix(self, name: str) -> DenseMatrix | BlockMatrix:
         """Return a matrix in the blocks of the file, or as float32 where the file has floats."""
-        tensor = self._tensors.get(_stored_name(name))
-        if tensor is None:
-            raise ModelError(f"{self.path}: the tensor {_stored_name(name)} is missing; fetch the file again")
+        tensor = self._tensor(_stored_name(name))
         kind = tensor.tensor_type.name
         shape = (int(tensor.shape[1]), int(tensor.shape[0]))
         if kind in REPACKABLE:
@@ -93,6 +108,12 @@ class GgufWeights:
         if self.architecture.interleaved_queries and name.endswith((".q", ".k")):
             return matrix.take_rows(self._half_split_order(shape[0]))
         return matrix
+
+    def _tensor(self, stored: str) -> Any:
+        if stored not in self._tensors:
+            raise ModelError(f"{self.path}: the tensor {stored} is missing; fetch the file again")
+        self._used.add(stored)
+        return self._tensors[stored]
 
     def _half_split_order(self, outputs: int) -> np.ndarray:
         """Rows of a head stored as rotary pairs, in the order of first halves, then second halves."""

@@ -31,8 +31,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from edgeduet_client.llm.architecture import Architecture
+from edgeduet_client.llm.architecture import Architecture, Rope
 from edgeduet_client.llm.block_matrix import BlockMatrix, DenseMatrix, stack
+from edgeduet_client.llm.errors import ModelError
 
 GRAPH_FILE = "model.onnx"
 WEIGHTS_FILE = "model.onnx.data"
@@ -74,7 +75,8 @@ class _GraphWriter:
     def __init__(self, weights_file: Path) -> None:
         self.nodes: list[onnx.NodeProto] = []
         self.initialisers: list[onnx.TensorProto] = []
-        self._known: dict[str, str] = {}
+        self._known: set[str] = set()
+        self._outputs: set[str] = set()
         self._weights_file = weights_file
         self._data = weights_file.open("wb")
 
@@ -92,13 +94,22 @@ class _GraphWriter:
     ) -> str:
         """Add a node; return its first output (``name`` unless ``outputs`` says otherwise)."""
         outputs = list(outputs) or [name]
+        self._outputs.update(outputs)
         self.nodes.append(helper.make_node(kind, list(inputs), outputs, name=name, domain=domain, **attributes))
         return outputs[0]
+
+    def computes(self, output: str) -> bool:
+        """Whether a node has this output already."""
+        return output in self._outputs
+
+    def stores(self, name: str) -> bool:
+        """Whether there is an initialiser of this name already."""
+        return name in self._known
 
     def constant(self, name: str, values: np.ndarray) -> str:
         """Add a small initialiser inside the graph; the same name twice is the same constant."""
         if name not in self._known:
-            self._known[name] = name
+            self._known.add(name)
             self.initialisers.append(onnx.numpy_helper.from_array(np.ascontiguousarray(values), name))
         return name
 
@@ -129,7 +140,7 @@ class _GraphWriter:
         for key, value in stated.items():
             tensor.external_data.add(key=key, value=value)
         self.initialisers.append(tensor)
-        self._known[name] = name
+        self._known.add(name)
         return name
 
 
@@ -196,7 +207,8 @@ def _outputs(arch: Architecture) -> list[onnx.ValueInfoProto]:
 
 
 def _write_model(writer: _GraphWriter, arch: Architecture, weights: Weights, progress: Any) -> None:
-    stream = _embed(writer, arch, weights.matrix("embedding"))
+    table = _matrix(arch, weights, "embedding")
+    stream = _embed(writer, arch, table)
     normed = _norm(writer, arch, weights, stream, "blocks.0.attention_norm")
     for layer in range(arch.layers):
         block = f"blocks.{layer}"
@@ -215,8 +227,10 @@ def _write_model(writer: _GraphWriter, arch: Architecture, weights: Weights, pro
         progress(layer + 1, arch.layers + 1)
     asked = writer.node("Gather", [stream, "rows"], "stream.rows", axis=0)
     hidden = _norm(writer, arch, weights, asked, "final_norm", output="hidden")
-    head = None if arch.tied_head else weights.matrix("head")
-    _head(writer, weights.matrix("embedding") if head is None else head, hidden, tied=head is None)
+    if arch.tied_head:
+        _product(writer, table, hidden, "embedding", output="logits")
+    else:
+        _product(writer, _matrix(arch, weights, "head"), hidden, "head", output="logits")
     progress(arch.layers + 1, arch.layers + 1)
 
 
@@ -267,10 +281,6 @@ def _embed_blocks(writer: _GraphWriter, table: BlockMatrix, ids: str) -> str:
     return writer.node("Reshape", [added, flat], "embedded")
 
 
-def _head(writer: _GraphWriter, matrix: AnyMatrix, hidden: str, *, tied: bool) -> None:
-    _product(writer, matrix, hidden, "embedding" if tied else "head", output="logits")
-
-
 def _norm(writer: _GraphWriter, arch: Architecture, weights: Weights, x: str, name: str, output: str = "") -> str:
     gain = writer.weight(name, _gain(arch, weights, name))
     return writer.node(
@@ -303,16 +313,14 @@ def _add_and_norm(
 def _gain(arch: Architecture, weights: Weights, name: str) -> np.ndarray:
     gain = weights.vector(name)
     if gain is None:
-        raise KeyError(name)
+        raise ModelError(f"the weights lack the norm '{name}'; the source is incomplete, fetch it again")
     return gain + np.float32(1) if arch.unit_offset_norms else gain
 
 
 def _attention(writer: _GraphWriter, arch: Architecture, weights: Weights, x: str, layer: int) -> str:
     block = f"blocks.{layer}"
     queries, keys, values = _queries_keys_values(writer, arch, weights, x, block)
-    rope = arch.ropes[layer]
-    cosines, sines = rope.tables(arch.context_length, arch.head_dim)
-    place = f"rope.{arch.ropes.index(rope)}"
+    cosines, sines = _rope_tables(writer, arch, arch.ropes[layer])
     window = arch.windows[layer]
     attended = writer.node(
         "GroupQueryAttention",
@@ -323,8 +331,8 @@ def _attention(writer: _GraphWriter, arch: Architecture, weights: Weights, x: st
             *(f"past_{name}" for name in _cache_names(layer)),
             "seqlens_k",
             "total_sequence_length",
-            writer.weight(f"{place}.cos", cosines),
-            writer.weight(f"{place}.sin", sines),
+            cosines,
+            sines,
         ],
         f"{block}.attended",
         [f"{block}.attended", *(f"present_{name}" for name in _cache_names(layer))],
@@ -336,7 +344,18 @@ def _attention(writer: _GraphWriter, arch: Architecture, weights: Weights, x: st
         local_window_size=-1 if window is None else window,
     )
     flat = writer.node("Squeeze", [attended, writer.constant("axis.0", np.array([0]))], f"{block}.attended.flat")
-    return _product(writer, weights.matrix(f"{block}.o"), flat, f"{block}.o", bias=weights.vector(f"{block}.o.bias"))
+    matrix, bias = _matrix(arch, weights, f"{block}.o"), weights.vector(f"{block}.o.bias")
+    return _product(writer, matrix, flat, f"{block}.o", bias=bias)
+
+
+def _rope_tables(writer: _GraphWriter, arch: Architecture, rope: Rope) -> tuple[str, str]:
+    """Store the tables of ``rope``, made once however many blocks share it."""
+    place = f"rope.{arch.ropes.index(rope)}"
+    names = (f"{place}.cos", f"{place}.sin")
+    if not writer.stores(names[0]):
+        for name, table in zip(names, rope.tables(arch.context_length, arch.head_dim), strict=True):
+            writer.weight(name, table)
+    return names
 
 
 def _queries_keys_values(
@@ -344,8 +363,7 @@ def _queries_keys_values(
 ) -> tuple[str, str, str]:
     """Project to queries, keys and values ``(1, S, heads * head_dim)``; all in one where the kernel takes that."""
     names = [f"{block}.{part}" for part in "qkv"]
-    widths = [heads * arch.head_dim for heads in (arch.query_heads, arch.kv_heads, arch.kv_heads)]
-    parts = _products(writer, weights, x, names, widths, f"{block}.qkv", keep_whole=not arch.query_key_norms)
+    parts = _products(writer, arch, weights, x, names, f"{block}.qkv", keep_whole=not arch.query_key_norms)
     if len(parts) == 1:
         return _lift(writer, parts[0]), "", ""
     queries, keys, values = parts
@@ -370,7 +388,7 @@ def _head_norm(writer: _GraphWriter, arch: Architecture, weights: Weights, x: st
 
 def _mlp(writer: _GraphWriter, arch: Architecture, weights: Weights, x: str, block: str) -> str:
     names = [f"{block}.gate", f"{block}.up"]
-    gate, up = _products(writer, weights, x, names, [arch.mlp_width] * 2, f"{block}.gate_up")
+    gate, up = _products(writer, arch, weights, x, names, f"{block}.gate_up")
     if arch.activation == "silu":
         # x * sigmoid(alpha * x) with alpha 1 is SiLU, in one node.
         active = writer.node("QuickGelu", [gate], f"{block}.active", domain=_MICROSOFT, alpha=1.0)
@@ -378,15 +396,15 @@ def _mlp(writer: _GraphWriter, arch: Architecture, weights: Weights, x: str, blo
         active = writer.node("FastGelu", [gate], f"{block}.active", domain=_MICROSOFT)
     gated = writer.node("Mul", [active, up], f"{block}.gated")
     bias = weights.vector(f"{block}.down.bias")
-    return _product(writer, weights.matrix(f"{block}.down"), gated, f"{block}.down", bias=bias)
+    return _product(writer, _matrix(arch, weights, f"{block}.down"), gated, f"{block}.down", bias=bias)
 
 
 def _products(
     writer: _GraphWriter,
+    arch: Architecture,
     weights: Weights,
     x: str,
     names: Sequence[str],
-    widths: Sequence[int],
     together: str,
     *,
     keep_whole: bool = False,
@@ -395,7 +413,8 @@ def _products(
 
     ``keep_whole``: leave the result of the one product uncut.
     """
-    matrices = [weights.matrix(name) for name in names]
+    widths = [arch.matrix_shape(name)[0] for name in names]
+    matrices = [_matrix(arch, weights, name) for name in names]
     biases = [weights.vector(f"{name}.bias") for name in names]
     stacked = stack(matrices)
     if stacked is None:
@@ -415,6 +434,21 @@ def _products(
     sizes = writer.constant(f"cut.{'.'.join(map(str, widths))}", np.array(widths, np.int64))
     writer.node("Split", [whole, sizes], f"{together}.cut", outputs, axis=1)
     return outputs
+
+
+def _matrix(arch: Architecture, weights: Weights, name: str) -> AnyMatrix:
+    """Return a weight matrix, of the shape that the architecture says.
+
+    Raises:
+        ModelError: it has another.
+    """
+    matrix, stated = weights.matrix(name), arch.matrix_shape(name)
+    if matrix.shape != stated:
+        raise ModelError(
+            f"the matrix '{name}' is {matrix.shape[0]} x {matrix.shape[1]}, by the model's settings it should be "
+            f"{stated[0]} x {stated[1]}; settings and weights belong to different models"
+        )
+    return matrix
 
 
 def _product(
@@ -460,7 +494,7 @@ def _store_blocks(writer: _GraphWriter, name: str, matrix: BlockMatrix) -> tuple
 def _block_sums(writer: _GraphWriter, x: str, width: int, block: int) -> str:
     """Sums of ``x`` over blocks, ``(rows, K / block)``, made once per input however many products share it."""
     output = f"{x}.sums.{block}"
-    if not any(output in node.output for node in writer.nodes[-12:]):
+    if not writer.computes(output):
         ones = np.kron(np.eye(width // block, dtype=np.float32), np.ones((1, block), np.float32))
         writer.node("Gemm", [x, writer.weight(f"ones.{width}.{block}", ones)], output, transB=1)
     return output

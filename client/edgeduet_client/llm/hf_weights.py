@@ -46,9 +46,8 @@ class HuggingFaceWeights:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.config = _read_config(folder)
-        self.files = sorted(folder.glob("*.safetensors"))
-        if not self.files:
-            raise ModelError(f"{folder}: no .safetensors file; save the model with save_pretrained, or import a GGUF")
+        self.files = _weight_files(folder)
+        self._used: set[str] = set()
         self._places = self._index()
         self._prefix = self._find_prefix()
 
@@ -56,13 +55,21 @@ class HuggingFaceWeights:
     def architecture(self) -> Architecture:
         """The shape of the model."""
         architecture = from_config(self.config)
-        width = self.matrix("embedding").dense().shape[0]
+        width = self._rows("embedding")
         if width != architecture.vocab_width:
             raise ModelError(
                 f"{self.folder}: config.json states {architecture.vocab_width} tokens, the embedding has {width}; "
                 "config and weights belong to different models"
             )
         return architecture
+
+    def unused(self) -> list[str]:
+        """Names of tensors of the language model that nobody asked for.
+
+        What lies outside it (a vision tower) is not its own, and rotary frequencies are computed, not learned.
+        """
+        own = (name for name in self._places if name.startswith(self._prefix) and not name.endswith(".inv_freq"))
+        return sorted(set(own) - self._used)
 
     def vector(self, name: str) -> np.ndarray | None:
         """Return a vector as float32 or ``None`` (see :class:`edgeduet_client.llm.graph.Weights`)."""
@@ -74,7 +81,19 @@ class HuggingFaceWeights:
         stored = self._stored_name(name)
         if stored is None:
             raise ModelError(f"{self.folder}: the weights lack '{name}'; the folder is incomplete, fetch it again")
-        return DenseMatrix(self._read(stored))
+        values = self._read(stored)
+        if values.ndim != 2:
+            raise ModelError(f"{self.folder}: {stored} has {values.ndim} axes, not 2; the weights are of another model")
+        return DenseMatrix(values)
+
+    def _rows(self, name: str) -> int:
+        """Rows of a matrix, without reading it."""
+        from safetensors import safe_open
+
+        stored = self._stored_name(name)
+        assert stored is not None  # the prefix was found by the embedding
+        with safe_open(self._places[stored], framework="pt") as opened:
+            return int(opened.get_slice(stored).get_shape()[0])
 
     def _stored_name(self, name: str) -> str | None:
         top = {"embedding": f"{self._prefix}embed_tokens.weight", "head": "lm_head.weight"}
@@ -114,19 +133,61 @@ class HuggingFaceWeights:
     def _read(self, stored: str) -> np.ndarray:
         from safetensors import safe_open
 
+        self._used.add(stored)
         # Through torch, since numpy has no bfloat16.
         with safe_open(self._places[stored], framework="pt") as opened:
             values: np.ndarray = opened.get_tensor(stored).float().numpy()
         return values
 
 
-def _read_config(folder: Path) -> Mapping[str, Any]:
-    file = folder / "config.json"
+def read_json_object(file: Path) -> dict[str, Any]:
+    """Return the JSON object in ``file``.
+
+    Raises:
+        ModelError: it cannot be read, or holds something else.
+    """
     try:
-        config: dict[str, Any] = json.loads(file.read_text("utf-8"))
-    except FileNotFoundError:
-        raise ModelError(f"{folder}: no config.json; give a model folder, a repo id or a .gguf file") from None
+        stated = json.loads(file.read_text("utf-8"))
+    except OSError as error:
+        raise ModelError(f"cannot read {file}: {error.strerror or error}") from error
     except ValueError as error:
         raise ModelError(f"{file} is not JSON ({error}); fetch it again") from error
+    if not isinstance(stated, dict):
+        raise ModelError(f"{file} holds no JSON object; fetch it again")
+    return stated
+
+
+def _read_config(folder: Path) -> Mapping[str, Any]:
+    file = folder / "config.json"
+    if not file.is_file():
+        inside = sorted(folder.glob("*.gguf"))
+        hint = f" (it holds {inside[0].name}: give that file)" if inside else ""
+        raise ModelError(f"{folder}: no config.json; give a model folder, a repo id or a .gguf file{hint}")
+    config = read_json_object(file)
+    if config.get("quantization_config"):
+        raise ModelError(f"{file}: the weights are quantised already; import the original, or a GGUF file")
     # Multi-modal Gemma 3 keeps the language model's settings one level down.
-    return {**config, **config["text_config"]} if "text_config" in config else config
+    if config.get("model_type") == "gemma3" and isinstance(config.get("text_config"), dict):
+        return {**config, **config["text_config"]}
+    return config
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a model, by its index where it has one.
+
+    Raises:
+        ModelError: there are none, or one that the index names is missing.
+    """
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        places = read_json_object(index).get("weight_map")
+        files = sorted({folder / str(name) for name in places.values()}) if isinstance(places, dict) else []
+        missing = [file.name for file in files if not file.is_file()]
+        if missing or not files:
+            lacking = ", ".join(missing[:3]) or "all its files"
+            raise ModelError(f"{folder}: {index.name} names files that are missing ({lacking}); fetch them too")
+        return files
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ModelError(f"{folder}: no .safetensors file; save the model with save_pretrained, or import a GGUF")
+    return files

@@ -35,6 +35,10 @@ _TIE = 1e-3
 # Largest difference of logits between two float32 implementations of a right graph (measured: 2e-4).
 _LARGEST_DIFFERENCE = 0.05
 
+# Random weights predict as lots do, give or take; a trained model behind the wrong tokenizer is sure of wrong
+# tokens.
+_WORSE_THAN_LOTS = 3.0
+
 # More perplexity than this factor, and an import is refused.
 LARGEST_RATIO = {"int8": 1.02, "int4": 1.10}
 
@@ -75,7 +79,12 @@ def check_greedy_identity(
     for done, prompt in enumerate(prompts):
         ours, rows = _greedy(session, prompt)
         theirs = source([*prompt, *ours[:-1]])[len(prompt) - 1 :]
-        largest = max(largest, float(np.abs(theirs[:, : rows.shape[1]] - rows).max()))
+        if theirs.shape != rows.shape:
+            raise ModelError(
+                f"the source has logits of width {theirs.shape[1]}, the exported graph of {rows.shape[1]}; "
+                "settings and weights belong to different models"
+            )
+        largest = float(np.maximum(largest, np.abs(theirs - rows).max()))  # keeps a NaN, which max() would lose
         for place, token in enumerate(ours):
             best = int(theirs[place].argmax())
             if token == best:
@@ -89,7 +98,7 @@ def check_greedy_identity(
             ties += 1
         tokens += len(ours)
         progress(done + 1, len(prompts))
-    if largest > _LARGEST_DIFFERENCE:
+    if not largest <= _LARGEST_DIFFERENCE:
         raise ModelError(
             f"the exported graph differs from its source: logits are up to {largest:.3g} apart; "
             "please report this model"
@@ -113,6 +122,25 @@ def check_ratio(quantisation: str, ratio: float, limit: float | None) -> None:
             f"{quantisation} multiplies the perplexity by {ratio:.3f}, more than {allowed:g}; choose --quantize int8 "
             "or none, import a GGUF file quantised with care, or accept it with "
             f"--max-perplexity-ratio {ratio + 0.005:.2f}"
+        )
+
+
+def check_perplexity(value: float, vocab_size: int) -> None:
+    """Refuse a model that predicts the text worse than drawing lots would.
+
+    That is what weights look like that belong to another tokenizer, or that hold no numbers.
+
+    Args:
+        value: perplexity of the float32 graph.
+        vocab_size: ids the tokenizer knows; the perplexity of drawing lots.
+
+    Raises:
+        ModelError: it is not finite, or beyond :data:`_WORSE_THAN_LOTS` times ``vocab_size``.
+    """
+    if not value <= _WORSE_THAN_LOTS * vocab_size:
+        raise ModelError(
+            f"the model predicts ordinary text worse than chance (perplexity {value:.4g} of {vocab_size} tokens); "
+            "weights and tokenizer belong to different models, or the weights are damaged: fetch both again"
         )
 
 
@@ -157,7 +185,8 @@ def _greedy(session: TargetSession, prompt: Sequence[int]) -> tuple[list[int], n
     cache = session.new_cache()
     row = session.prefill(prompt, cache).logits[0].copy()
     tokens, rows = [int(row.argmax())], [row]
-    while len(tokens) < GREEDY_TOKENS:
+    wanted = min(GREEDY_TOKENS, session.cache_shape.limit - len(prompt))
+    while len(tokens) < wanted:
         row = session.forward(tokens[-1:], cache).logits[0].copy()
         rows.append(row)
         tokens.append(int(row.argmax()))

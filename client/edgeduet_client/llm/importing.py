@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import importlib.metadata
 import re
+import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -21,10 +22,12 @@ from edgeduet_client.llm.architecture import Architecture
 from edgeduet_client.llm.block_matrix import row_norms
 from edgeduet_client.llm.errors import ModelError
 from edgeduet_client.llm.families import family_table
-from edgeduet_client.llm.graph import WEIGHTS_FILE, build_graph
+from edgeduet_client.llm.free_memory import available_memory
+from edgeduet_client.llm.graph import GRAPH_FILE, WEIGHTS_FILE, build_graph
 from edgeduet_client.llm.import_checks import (
     PROMPTS,
     check_greedy_identity,
+    check_perplexity,
     check_ratio,
     check_text,
     perplexity,
@@ -47,7 +50,10 @@ from edgeduet_client.llm.sources import Progress, Source, SpecialTokens, open_so
 from edgeduet_client.llm.tokenizer import Tokenizer
 
 LONGEST_DEFAULT_CONTEXT = 8192
+# Room for the prompts of the greedy comparison and the tokens after them.
+SHORTEST_CONTEXT = 64
 _PERPLEXITY_CONTEXT = 1024
+_MEMORY_REMEDY = "close other programs, or import on a larger machine and copy the model folder"
 _LIBRARIES = ("edgeduet", "onnx", "onnxruntime", "tokenizers", "transformers", "gguf")
 
 
@@ -87,14 +93,17 @@ def import_model(
     """
     root = root or models_root()
     require("onnx")
-    name = options.name or _default_name(source)
+    name = options.name or default_name(source)
     if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,63}", name):
         raise ModelError(f"'{name}' is no model name; use --name with small letters, digits, '.', '_' and '-'")
-    with new_folder(name, root, replace=options.replace) as folder:
-        scratch = folder / "scratch"
-        scratch.mkdir()
-        opened = open_source(source, scratch)
-        _Import(opened, options, folder, scratch, progress).run(name)
+    try:
+        with new_folder(name, root, replace=options.replace) as folder:
+            scratch = folder / "scratch"
+            scratch.mkdir()
+            opened = open_source(source, scratch)
+            _Import(opened, options, folder, scratch, progress).run(name)
+    except MemoryError as error:
+        raise ModelError(f"importing {source} needs more memory than there is; {_MEMORY_REMEDY}") from error
     return ModelFolder.open(root / name)
 
 
@@ -106,10 +115,10 @@ class _Import:
         self.progress = progress
         native = source.architecture
         wanted = options.context_length or min(native.context_length, LONGEST_DEFAULT_CONTEXT)
-        if not 16 <= wanted <= native.context_length:
+        if not SHORTEST_CONTEXT <= wanted <= native.context_length:
             raise ModelError(
                 f"a context of {wanted} tokens is not possible: the model was trained for {native.context_length}; "
-                f"choose --context between 16 and {native.context_length}"
+                f"choose --context between {SHORTEST_CONTEXT} and {native.context_length}"
             )
         self.native_context = native.context_length
         self.architecture = native.with_context(wanted)
@@ -118,14 +127,14 @@ class _Import:
         self.keep_blocks = own
 
     def run(self, name: str) -> None:
-        _check_memory(self.source, self.architecture, self.options)
+        _check_room(self.source, self.architecture, self.options, self.folder)
         source_sha256 = self.source.checksum()
         tokens, tokenizer = self._tokenizer()
         weights, checks = self._graphs(tokens, tokenizer)
         matrix = weights.matrix("embedding" if self.architecture.tied_head else "head")
         np.save(self.folder / HEAD_NORMS, row_norms(matrix))
         family_table(self.folder / TOKENIZER, self.architecture.vocab_width, cache=self.folder / FAMILIES)
-        _empty(self.scratch)
+        shutil.rmtree(self.scratch)
         self.progress("checksums", 0, 1)
         facts = self._facts(tokens, tokenizer, weights)
         write_manifest(self.folder, {"name": name, "source_sha256": source_sha256, **facts, "checks": checks})
@@ -143,6 +152,12 @@ class _Import:
             )
         if not tokens.eos_ids:
             raise ModelError(f"{self.source.label}: no end-of-text token is stated; fetch generation_config.json too")
+        named = [*tokens.eos_ids, *(token for token in (tokens.bos_id, tokens.pad_id) if token is not None)]
+        if not all(0 <= token < width for token in named):
+            raise ModelError(
+                f"{self.source.label}: special tokens {named} lie outside the model's {width}; "
+                "tokenizer and weights belong to different models"
+            )
         self.progress("tokenizer", 1, 1)
         return tokens, tokenizer
 
@@ -155,21 +170,37 @@ class _Import:
         prompts = [[*beginning, *tokenizer.encode(prompt)] for prompt in PROMPTS]
         quantised = self.quantisation != "none"
         place = self.scratch if quantised else self.folder
-        weights = self._write("none", place)
+        plain = self._write("none", place)
+        self._refuse_leftovers()
+        if quantised:
+            del plain  # its tables in float32, before torch needs the memory
         session = self._session(place)
         checks: dict[str, Any] = {"compared_with_source": self.options.compare_with_source}
         if self.options.compare_with_source:
             checks["greedy"] = self._compare(session, prompts)
         reference = self._perplexity(session, text, "perplexity, float32")
+        check_perplexity(reference, tokenizer.vocab_size)
         checks |= {"perplexity_tokens": len(text), "perplexity_fp32": reference}
-        if quantised:
-            del session
-            gc.collect()
-            weights = self._write(self.quantisation, self.folder)
-            value = self._perplexity(self._session(self.folder), text, f"perplexity, {self.quantisation}")
-            checks |= {"perplexity": value, "perplexity_ratio": value / reference}
-            check_ratio(self.quantisation, value / reference, self.options.largest_ratio)
+        if not quantised:
+            return plain, checks
+        del session
+        gc.collect()
+        _empty(self.scratch)
+        weights = self._write(self.quantisation, self.folder)
+        value = self._perplexity(self._session(self.folder), text, f"perplexity, {self.quantisation}")
+        checks |= {"perplexity": value, "perplexity_ratio": value / reference}
+        check_ratio(self.quantisation, value / reference, self.options.largest_ratio)
         return weights, checks
+
+    def _refuse_leftovers(self) -> None:
+        """Refuse weights that hold more than the graph used: the graph would be another model."""
+        unused = self.source.weights.unused()
+        if unused:
+            raise ModelError(
+                f"{self.source.label}: a {self.architecture.family} model has no {unused[0]}"
+                f"{f' (and {len(unused) - 1} more tensors)' if len(unused) > 1 else ''}; "
+                "this variant of the architecture is not supported"
+            )
 
     def _write(self, quantisation: Quantisation, place: Path) -> QuantisedWeights:
         weights = QuantisedWeights(self.source.weights, quantisation, keep_blocks=self.keep_blocks)
@@ -217,31 +248,37 @@ class _Import:
         }
 
 
-def _check_memory(source: Source, arch: Architecture, options: ImportOptions) -> None:
-    """Refuse an import that would not fit: two float32 copies of the weights, a third for the source in torch.
+def _check_room(source: Source, arch: Architecture, options: ImportOptions, folder: Path) -> None:
+    """Refuse an import that would not fit, before it fills the machine.
+
+    Memory: two float32 copies of the weights (the session's own, and what is being read), a third for the source
+    in torch. Disk: one float32 copy; the quantised graph is written after that one is gone, and is smaller.
 
     Raises:
         ModelError: says what is needed and what there is.
     """
-    psutil = require("psutil")
-    body = (
-        arch.layers * arch.hidden_width * (2 * (arch.query_heads + arch.kv_heads) * arch.head_dim + 3 * arch.mlp_width)
-    )
-    tables = arch.vocab_width * arch.hidden_width * (1 if arch.tied_head else 2)
-    needed = 4 * (body + tables) * (3 if options.compare_with_source else 2)
-    available = psutil.virtual_memory().available
+    one = 4 * arch.parameters
+    needed, available = one * (3 if options.compare_with_source else 2), available_memory()
     if needed > available:
-        remedy = "close other programs, or import on a larger machine and copy the model folder"
+        remedy = _MEMORY_REMEDY
         if options.compare_with_source:
             remedy += ", or leave the comparison out with --no-source-check (a third less)"
         raise ModelError(
             f"importing {source.label} needs about {needed / 2**30:.1f} GiB of memory and {available / 2**30:.1f} GiB "
             f"are free; {remedy}"
         )
+    free = shutil.disk_usage(folder).free
+    if one > free:
+        raise ModelError(
+            f"importing {source.label} needs about {one / 2**30:.1f} GiB on the disk of {folder.parent} and "
+            f"{free / 2**30:.1f} GiB are free; free some space, or set EDGEDUET_MODELS or --models to another folder"
+        )
 
 
-def _default_name(source: str) -> str:
-    stem = Path(source.rstrip("/")).name.removesuffix(".gguf").lower()
+def default_name(source: str) -> str:
+    """Return the name that a source suggests: of its file, folder or repository, in small letters."""
+    path = Path(source).expanduser()
+    stem = (path.resolve() if path.exists() else path).name.lower().removesuffix(".gguf")
     return re.sub(r"[^a-z0-9._-]+", "-", stem).strip("-._")[:64] or "model"
 
 
@@ -254,6 +291,6 @@ def _versions() -> dict[str, str]:
 
 
 def _empty(folder: Path) -> None:
-    for path in folder.iterdir():
-        path.unlink()
-    folder.rmdir()
+    """Remove the graph that was compared; what a source put beside it stays."""
+    for name in (GRAPH_FILE, WEIGHTS_FILE):
+        (folder / name).unlink()

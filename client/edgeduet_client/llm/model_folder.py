@@ -10,9 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from edgeduet_client.llm.errors import ModelError
 from edgeduet_shared.atomic_files import atomic_write_text, write_failure
-from edgeduet_shared.errors import nearest
+from edgeduet_shared.errors import EdgeDuetError, nearest
 
 MANIFEST = "manifest.json"
 GRAPH = "model.onnx"
@@ -38,6 +39,8 @@ GATE_FOLDER = "gate"
 MODELS_VARIABLE = "EDGEDUET_MODELS"
 SCHEMA_VERSION = 1
 
+# The family table is derived, and carries its own key and checksum: newer rules make it anew.
+_NOT_LISTED = frozenset({MANIFEST, FAMILIES, "families.json"})
 _UNFINISHED = ".unfinished-"
 _READ = 1 << 22
 
@@ -83,7 +86,7 @@ class Manifest(BaseModel):
     memory_kv_per_token: int = Field(description="Bytes of keys and values that one position needs")
     files: dict[str, FileFacts]
     versions: dict[str, str] = Field(description="Of the libraries that wrote the folder")
-    checks: dict[str, Any] = Field(description="What the import measured; see docs/local-llm.md")
+    checks: dict[str, Any] = Field(description="What the import measured; see docs/models.md")
 
 
 @dataclass(frozen=True)
@@ -162,12 +165,17 @@ class ModelFolder:
         Raises:
             EdgeDuetError: the system refused.
         """
-        doomed = self.path.with_name(f"{_UNFINISHED}removed-{self.path.name}-{os.getpid()}")
+        path = self.path.resolve()
+        doomed = path.with_name(f"{_UNFINISHED}{path.name}")
         try:
-            self.path.rename(doomed)
-            shutil.rmtree(doomed)
+            with _lock(path.parent, path.name):
+                shutil.rmtree(doomed, ignore_errors=True)
+                path.rename(doomed)
+                shutil.rmtree(doomed)
+        except Timeout:
+            raise ModelError(f"another process is importing '{path.name}' now; wait for it, then remove it") from None
         except OSError as error:
-            raise write_failure(self.path, error) from error
+            raise write_failure(path, error) from error
 
 
 def models_root() -> Path:
@@ -204,11 +212,11 @@ def new_folder(name: str, root: Path, *, replace: bool) -> Iterator[Path]:
     staging = root / f"{_UNFINISHED}{name}"
     try:
         root.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(root / f".{name}.lock", timeout=0)
-        with lock:
+        with _lock(root, name):
+            _recover(target)
             if target.exists() and not replace:
                 raise ModelError(f"a model named '{name}' exists in {root}; give --replace, or another --name")
-            shutil.rmtree(staging, ignore_errors=True)
+            _sweep(root, name)
             staging.mkdir()
             try:
                 yield staging
@@ -218,7 +226,44 @@ def new_folder(name: str, root: Path, *, replace: bool) -> Iterator[Path]:
     except Timeout:
         raise ModelError(f"another process is importing '{name}' into {root}; wait for it, or choose --name") from None
     except OSError as error:
-        raise write_failure(root, error) from error
+        raise _system_failure(root, error) from error
+
+
+def _lock(root: Path, name: str) -> FileLock:
+    return FileLock(root / f".{name}.lock", timeout=0)
+
+
+def _former(target: Path) -> Path:
+    """Where a model lies for the moment in which another takes its name."""
+    return target.with_name(f"{_UNFINISHED}former-{target.name}")
+
+
+def _sweep(root: Path, own: str) -> None:
+    """Remove what killed imports and removals left; the caller holds the lock of the model ``own``."""
+    for left in root.glob(f"{_UNFINISHED}*"):
+        name = left.name.removeprefix(_UNFINISHED)
+        if name.startswith("former-"):
+            continue  # whoever opens that model next puts it back
+        if name == own:
+            shutil.rmtree(left, ignore_errors=True)
+            continue
+        with suppress(Timeout), _lock(root, name):  # taken: an import at work
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _recover(target: Path) -> None:
+    """Give a model its name back that lost it to a process killed in that very moment; the caller holds the lock."""
+    if not target.exists() and (_former(target) / MANIFEST).is_file():
+        _former(target).rename(target)
+
+
+def _system_failure(root: Path, error: OSError) -> EdgeDuetError:
+    """Return the line for what the system refused while a folder was made under ``root``."""
+    named = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else None
+    # What has no name was a write to an open file; what lies elsewhere belongs to the source.
+    if named is None or named.absolute().is_relative_to(root.absolute()) or named in root.absolute().parents:
+        return write_failure(root, error)
+    return ModelError(f"cannot use {named}: {error.strerror or error}")
 
 
 def write_manifest(folder: Path, facts: dict[str, Any]) -> Manifest:
@@ -226,7 +271,7 @@ def write_manifest(folder: Path, facts: dict[str, Any]) -> Manifest:
     files = {
         path.name: FileFacts(sha256=file_sha256(path), bytes=path.stat().st_size)
         for path in sorted(folder.iterdir())
-        if path.is_file() and path.name != MANIFEST
+        if path.is_file() and path.name not in _NOT_LISTED
     }
     manifest = Manifest(**facts, files=files)
     atomic_write_text(folder / MANIFEST, manifest.model_dump_json(indent=2) + "\n")
@@ -247,8 +292,12 @@ def _locate(name_or_path: str | Path, root: Path) -> Path:
     if as_path.is_dir() and (as_path / MANIFEST).is_file():
         return as_path
     named = root / str(name_or_path)
-    if as_path.name == str(name_or_path) and (named / MANIFEST).is_file():
-        return named
+    if as_path.name == str(name_or_path):
+        if not named.exists() and _former(named).is_dir():
+            with suppress(Timeout, OSError), _lock(root, named.name):
+                _recover(named)
+        if (named / MANIFEST).is_file():
+            return named
     known = sorted(path.parent.name for path in root.glob(f"*/{MANIFEST}")) if root.is_dir() else []
     if not known:
         raise ModelError(
@@ -277,7 +326,7 @@ def _publish(staging: Path, target: Path) -> None:
         raise RuntimeError(f"{staging} has no manifest")
     for path in (*staging.rglob("*"), staging):
         _to_disk(path)
-    former = target.with_name(f"{_UNFINISHED}former-{target.name}")
+    former = _former(target)
     shutil.rmtree(former, ignore_errors=True)
     if target.exists():
         target.rename(former)
@@ -295,4 +344,8 @@ def _to_disk(path: Path) -> None:
 
 
 def _again(manifest: Manifest) -> str:
-    return f"import it again: edgeduet-client llm import {manifest.source} --name {manifest.name} --replace"
+    quantisation = "none" if manifest.dtype == "fp32" else manifest.dtype
+    return (
+        f"import it again: edgeduet-client llm import {shlex.quote(manifest.source)} --name {manifest.name} "
+        f"--quantize {quantisation} --replace"
+    )

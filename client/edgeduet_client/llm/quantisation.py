@@ -53,6 +53,8 @@ class QuantisedWeights:
         self._quantisation = quantisation
         self._keep_blocks = keep_blocks
         self._sizes: dict[str, tuple[int, int]] = {}
+        # Wanted twice, for the graph and for the norms of its rows, and slow to convert.
+        self._tables: dict[str, AnyMatrix] = {}
 
     @property
     def bits_per_weight(self) -> float:
@@ -66,8 +68,12 @@ class QuantisedWeights:
 
     def matrix(self, name: str) -> AnyMatrix:
         """Return a matrix at its bits."""
+        if name in self._tables:
+            return self._tables[name]
         matrix = self._converted(name, self._source.matrix(name))
         self._sizes[name] = _bits(matrix)
+        if name in ("embedding", "head"):
+            self._tables[name] = matrix
         return matrix
 
     def _converted(self, name: str, matrix: AnyMatrix) -> AnyMatrix:

@@ -14,12 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from edgeduet_client.llm.architecture import Architecture
+from edgeduet_client.llm.architecture import Architecture, Rope
 from edgeduet_client.llm.errors import ModelError
 from edgeduet_client.llm.gguf_weights import GgufWeights
-from edgeduet_client.llm.graph import Weights
-from edgeduet_client.llm.hf_weights import HuggingFaceWeights
+from edgeduet_client.llm.hf_weights import HuggingFaceWeights, read_json_object
 from edgeduet_client.llm.model_folder import CHAT_TEMPLATE, GENERATION_DEFAULTS, TOKENIZER, file_sha256
+from edgeduet_client.llm.tokenizer_export import (
+    LLAMA_3_CUTS,
+    set_gguf_cuts,
+    special_ids_named,
+    write_tokenizer_json,
+)
 from edgeduet_shared.atomic_files import atomic_write_json, atomic_write_text
 from edgeduet_shared.errors import nearest
 
@@ -44,7 +49,7 @@ class Source(Protocol):
     label: str
 
     @property
-    def weights(self) -> Weights:
+    def weights(self) -> GgufWeights | HuggingFaceWeights:
         """Its matrices and vectors."""
 
     @property
@@ -166,29 +171,38 @@ class GgufSource:
     def write_tokenizer(self, folder: Path) -> SpecialTokens:
         """Convert the vocabulary of the file; ``transformers`` knows how for each family."""
         fields = self._weights.fields
-        tokens = fields.get("tokenizer.ggml.tokens")
-        if not tokens:
+        if not fields.get("tokenizer.ggml.tokens"):
             raise ModelError(f"{self.path}: the file holds no tokenizer; use a complete GGUF file")
+        template = str(fields.get("tokenizer.chat_template") or "") or None
         converted = _auto_tokenizer(self.path.parent, gguf_file=self.path.name)
-        converted.backend_tokenizer.save(str(folder / TOKENIZER))
-        template = fields.get("tokenizer.chat_template")
-        if template:
-            atomic_write_text(folder / CHAT_TEMPLATE, str(template))
+        description = json.loads(converted.backend_tokenizer.to_str())
+        set_gguf_cuts(description, fields, self.path)
+        _write_text_parts(description, template, folder, self.architecture, self.path)
+        ends = [fields.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
+        adds_bos = fields.get("tokenizer.ggml.add_bos_token")
+        if adds_bos is None:  # what llama.cpp takes for granted
+            pre = fields.get("tokenizer.ggml.pre")
+            adds_bos = fields.get("tokenizer.ggml.model") == "llama" or pre in LLAMA_3_CUTS
         return SpecialTokens(
             bos_id=_maybe_int(fields.get("tokenizer.ggml.bos_token_id")),
-            eos_ids=_end_ids(converted, [fields.get("tokenizer.ggml.eos_token_id")]),
+            eos_ids=_end_ids(description, ends),
             pad_id=_maybe_int(fields.get("tokenizer.ggml.padding_token_id")),
-            add_bos=bool(fields.get("tokenizer.ggml.add_bos_token", False)),
+            add_bos=bool(adds_bos) and fields.get("tokenizer.ggml.bos_token_id") is not None,
         )
 
     def torch_model(self) -> Any:
-        """Load the dequantised file."""
-        transformers = require("transformers")
-        return _load_torch(
-            self.path.parent,
-            gguf_file=self.path.name,
-            quantization_config=transformers.GgufConfig(dequantize=True),
-        )
+        """Load the dequantised file; its long-context angles are set here, since ``transformers`` passes them over."""
+        options: dict[str, Any] = {"gguf_file": self.path.name}
+        # Releases without this class always dequantise.
+        config = getattr(require("transformers"), "GgufConfig", None)
+        if config is not None:
+            options["quantization_config"] = config(dequantize=True)
+        model = _load_torch(self.path.parent, **options)
+        arch = self.architecture
+        rope = next((rope for rope, window in zip(arch.ropes, arch.windows, strict=True) if window is None), Rope(0.0))
+        if rope.scaling is not None or rope.divisors is not None:
+            _stretch_angles(model, rope, arch.head_dim)
+        return model
 
 
 class FolderSource:
@@ -223,19 +237,28 @@ class FolderSource:
     def licence(self) -> str:
         """What the header of the model card states."""
         card = self.folder / "README.md"
-        stated = re.search(r"^license:\s*(\S+)", card.read_text("utf-8"), re.MULTILINE) if card.is_file() else None
-        return stated[1] if stated else "unknown"
+        text = card.read_text("utf-8", errors="replace") if card.is_file() else ""
+        header = text.split("\n---", 1)[0] if text.startswith("---") else ""
+        stated = dict(re.findall(r"^(license|license_name):[ \t]*([^\s#]+)", header, re.MULTILINE))
+        licence = stated.get("license", "unknown").strip("'\"")
+        return stated.get("license_name", licence).strip("'\"") if licence == "other" else licence
 
     def write_tokenizer(self, folder: Path) -> SpecialTokens:
-        """Copy or convert the tokenizer of the folder."""
+        """Copy the tokenizer of the folder, or convert it where it is in an older form."""
         if not any((self.folder / name).is_file() for name in (TOKENIZER, "tokenizer.model", "vocab.json")):
             raise ModelError(f"{self.folder}: no tokenizer.json; fetch the tokenizer's files of the same model")
         converted = _auto_tokenizer(self.folder)
-        if not hasattr(converted, "backend_tokenizer"):
+        if (self.folder / TOKENIZER).is_file():
+            # As the model's authors wrote it; a converter may know another rule for the same class.
+            description = read_json_object(self.folder / TOKENIZER)
+        elif hasattr(converted, "backend_tokenizer"):
+            description = json.loads(converted.backend_tokenizer.to_str())
+        else:
             raise ModelError(f"{self.folder}: the tokenizer has no fast form; convert it to tokenizer.json first")
-        converted.backend_tokenizer.save(str(folder / TOKENIZER))
-        if isinstance(converted.chat_template, str):
-            atomic_write_text(folder / CHAT_TEMPLATE, converted.chat_template)
+        template = converted.chat_template
+        if isinstance(template, dict):  # several, by purpose
+            template = template.get("default")
+        _write_text_parts(description, template, folder, self.architecture, self.folder)
         stated = self._generation_config()
         defaults = {key: stated[key] for key in _GENERATION_KEYS if stated.get(key) is not None}
         if defaults:
@@ -243,7 +266,7 @@ class FolderSource:
         ends = stated.get("eos_token_id", self._weights.config.get("eos_token_id"))
         return SpecialTokens(
             bos_id=_maybe_int(converted.bos_token_id),
-            eos_ids=_end_ids(converted, ends if isinstance(ends, list) else [ends, converted.eos_token_id]),
+            eos_ids=_end_ids(description, ends if isinstance(ends, list) else [ends, converted.eos_token_id]),
             pad_id=_maybe_int(converted.pad_token_id),
             add_bos=converted.bos_token_id is not None and converted("a")["input_ids"][0] == converted.bos_token_id,
         )
@@ -254,8 +277,7 @@ class FolderSource:
 
     def _generation_config(self) -> dict[str, Any]:
         file = self.folder / "generation_config.json"
-        stated: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.is_file() else {}
-        return stated
+        return read_json_object(file) if file.is_file() else {}
 
 
 def require(module: str) -> Any:
@@ -299,7 +321,7 @@ def _from_hub(repo: str, scratch: Path) -> Path:
         patterns = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "README.md"]
         return Path(hub.snapshot_download(repo, allow_patterns=patterns))
     except Exception as error:  # hub errors have no common base class across versions
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = _first_line(error)
         raise ModelError(
             f"cannot fetch '{repo}' from the model hub ({reason}); check the name and the network, "
             "or give a local folder or .gguf file"
@@ -312,17 +334,44 @@ def _auto_tokenizer(folder: Path, **options: Any) -> Any:
         try:
             return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, **options)
         except Exception as error:  # anything from KeyError to a Rust panic, depending on what is wrong
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            reason = _first_line(error)
             raise ModelError(f"{folder}: the tokenizer cannot be read ({reason}); fetch its files again") from error
 
 
 def _load_torch(folder: Path, **options: Any) -> Any:
     transformers, torch = require("transformers"), require("torch")
     with _quiet(transformers):
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, local_files_only=True, **options
-        )
+        try:
+            model = transformers.AutoModelForCausalLM.from_pretrained(
+                folder, dtype=torch.float32, local_files_only=True, **options
+            )
+        except MemoryError:
+            raise
+        except Exception as error:  # of every kind, depending on what is wrong
+            raise ModelError(
+                f"{folder}: transformers {transformers.__version__} cannot load the model ({_first_line(error)}); "
+                "fetch it again, or leave the comparison with it out with --no-source-check"
+            ) from error
     return model.eval()
+
+
+def _stretch_angles(model: Any, rope: Rope, head_dim: int) -> None:
+    """Set the rotary frequencies of a ``transformers`` model (of its blocks that see everything)."""
+    torch = require("torch")
+    rotary = model.get_decoder().rotary_emb
+    for name, buffer in rotary.named_buffers():
+        if name.endswith("inv_freq") and not name.startswith("sliding_attention"):
+            buffer.copy_(torch.from_numpy(rope.frequencies(head_dim)))
+
+
+def _write_text_parts(
+    description: dict[str, Any], template: str | None, folder: Path, architecture: Architecture, place: Path
+) -> None:
+    """Write tokenizer and chat template."""
+    width = architecture.vocab_width
+    write_tokenizer_json(description, folder, vocab_width=width, template=template, place=place)
+    if template:
+        atomic_write_text(folder / CHAT_TEMPLATE, template)
 
 
 @contextmanager
@@ -339,9 +388,13 @@ def _quiet(transformers: Any) -> Iterator[None]:
         log.set_verbosity(level)
 
 
-def _end_ids(tokenizer: Any, stated: list[Any]) -> list[int]:
-    """The stated ends of text first, then every other token whose name says that it ends a turn."""
-    named = [tokenizer.backend_tokenizer.token_to_id(name) for name in _TURN_ENDS]
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _end_ids(description: dict[str, Any], stated: list[Any]) -> list[int]:
+    """The stated ends of text first, then every other special token whose name says that it ends a turn."""
+    named = special_ids_named(description, _TURN_ENDS)
     return list(dict.fromkeys(int(token) for token in [*stated, *named] if token is not None))
 
 
