@@ -90,11 +90,13 @@ class StepOutcome:
         mass_F: (4,) probability of each family.
         fired: whether the gate intervened.
         gold: probability of the true token.
+        protected: whether a word of the answer came before; only then may a gate intervene.
     """
 
     mass_F: NDArray[np.float64]
     fired: bool
     gold: float
+    protected: bool
 
 
 def outcome_of(step: Step, plan: SamplingPlan, families: FamilyTable) -> StepOutcome:
@@ -104,7 +106,8 @@ def outcome_of(step: Step, plan: SamplingPlan, families: FamilyTable) -> StepOut
     found, _ = sampling_distributions(step.logits_V[None], hidden_RH, step.generated, [], plan, state)
     mass_F = np.zeros(len(Family))
     np.add.at(mass_F, families[found[0].ids], found[0].probabilities)
-    return StepOutcome(mass_F, found[0].gate_fired, found[0].probability(step.gold))
+    protected = step.last not in (History.EMPTY, History.SYMBOLS_ONLY)
+    return StepOutcome(mass_F, found[0].gate_fired, found[0].probability(step.gold), protected)
 
 
 # --- teacher-forced measures ----------------------------------------------------------------------------
@@ -115,23 +118,33 @@ class TeacherForced:
     """Sums over positions for one plan; add texts with :meth:`add`, then read the measures.
 
     Attributes:
-        confusion: per maskable family, a list of masses for each text in which the family is wrong.
+        confusion: per maskable family, the outcomes of each text in which the family is wrong.
     """
 
-    confusion: dict[Family, list[list[float]]] = field(default_factory=lambda: {f: [] for f in sorted(MASKABLE)})
+    confusion: dict[Family, list[list[StepOutcome]]] = field(default_factory=lambda: {f: [] for f in sorted(MASKABLE)})
     fired: int = 0
     positions: int = 0
 
     def add(self, text: GateText, outcomes: Sequence[StepOutcome]) -> None:
         """Take up the positions of one text."""
         for family in wrong_families(text):
-            self.confusion[family].append([float(outcome.mass_F[family]) for outcome in outcomes])
+            self.confusion[family].append(list(outcomes))
         self.fired += sum(outcome.fired for outcome in outcomes)
         self.positions += len(outcomes)
 
-    def confusion_mass(self, family: Family) -> Mean:
-        """Mean probability of drawing a token of ``family`` where it is wrong."""
-        return Mean.of_groups(self.confusion[family])
+    def confusion_mass(self, family: Family, *, protected_only: bool = False) -> Mean:
+        """Mean probability of drawing a token of ``family`` where it is wrong.
+
+        Args:
+            protected_only: only positions after the first word of the answer, which sets its language and which no
+                gate touches.
+        """
+        return Mean.of_groups(
+            [
+                [float(o.mass_F[family]) for o in outcomes if o.protected or not protected_only]
+                for outcomes in self.confusion[family]
+            ]
+        )
 
     @property
     def interventions(self) -> Rate:

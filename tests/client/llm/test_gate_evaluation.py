@@ -39,8 +39,10 @@ MIXED = GateText("p", "кот и URL", "ru", "s2")
 JAPANESE = GateText("p", "日本語", "ja", "s3")
 
 
-def outcome(cj: float = 0.0, latin: float = 0.0, *, fired: bool = False, gold: float = 0.5) -> StepOutcome:
-    return StepOutcome(np.array([cj, latin, 0.0, 1.0 - cj - latin]), fired, gold)
+def outcome(
+    cj: float = 0.0, latin: float = 0.0, *, fired: bool = False, gold: float = 0.5, protected: bool = True
+) -> StepOutcome:
+    return StepOutcome(np.array([cj, latin, 0.0, 1.0 - cj - latin]), fired, gold, protected)
 
 
 def test_what_the_reference_does_not_contain_is_wrong() -> None:
@@ -57,6 +59,13 @@ def test_confusion_mass_counts_positions_of_texts_where_the_family_is_wrong() ->
     assert measured.confusion_mass(Family.LATIN).value == pytest.approx((0.2 + 0.4 + 0.0) / 3)
     assert measured.confusion_mass(Family.CJ).value == 0.0
     assert measured.interventions.value == pytest.approx(1 / 4)
+
+
+def test_the_first_word_can_be_left_out() -> None:
+    measured = TeacherForced()
+    measured.add(RUSSIAN, [outcome(latin=0.9, protected=False), outcome(latin=0.1), outcome(latin=0.3)])
+    assert measured.confusion_mass(Family.LATIN).value == pytest.approx(1.3 / 3)
+    assert measured.confusion_mass(Family.LATIN, protected_only=True).value == pytest.approx(0.2)
 
 
 def test_allowed_gold_counts_bans_and_history_and_code_switches() -> None:
