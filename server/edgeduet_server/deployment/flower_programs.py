@@ -140,7 +140,8 @@ class FlowerCommands:
                 f"'flwr {arguments[0]}' failed with exit code {done.returncode}: {_last_line(done)}"
             ) from error
         if answer.get("success") is False:
-            raise FederationError(f"'flwr {arguments[0]}' was refused: {answer.get('error-message', answer)}")
+            lines = [line.strip() for line in str(answer.get("error-message", answer)).splitlines() if line.strip()]
+            raise FederationError(f"'flwr {arguments[0]}' was refused: {lines[-1]}")
         return answer
 
     def text(self, *arguments: str) -> str:
