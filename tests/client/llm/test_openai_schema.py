@@ -32,7 +32,9 @@ def refused(make: Any, **more: Any) -> RequestError:
 
 
 def test_what_is_left_out_or_null_is_left_to_the_model() -> None:
-    nothing = dict.fromkeys(("temperature", "top_p", "stop", "seed", "logit_bias", "max_tokens", "response_format", "user"))
+    nothing = dict.fromkeys(
+        ("temperature", "top_p", "stop", "seed", "logit_bias", "max_tokens", "response_format", "user")
+    )
     assert request_settings(chat()) == request_settings(chat(**nothing)) == {}
 
 
@@ -69,7 +71,9 @@ def test_a_samplers_parameter_chooses_it_and_openais_default_chooses_none(
     assert request_settings(chat(**given_)).get("sampler") == sampler
 
 
-@pytest.mark.parametrize("field", ["tools", "functions", "audio", "prediction", "web_search_options", "store", "suffix"])
+@pytest.mark.parametrize(
+    "field", ["tools", "functions", "audio", "prediction", "web_search_options", "store", "suffix"]
+)
 def test_what_is_not_supported_is_refused_by_name_unless_it_asks_for_nothing(field: str) -> None:
     assert refused(chat, **{field: [{"x": 1}]}).field == field
     chat(**{field: None})
@@ -86,7 +90,14 @@ def test_an_unknown_parameter_is_refused_with_the_nearest_known_one() -> None:
 
 
 def test_answers_can_be_sent_back_as_they_came() -> None:
-    answer = {"role": "assistant", "content": "hi", "refusal": None, "tool_calls": None, "annotations": [], "audio": None}
+    answer = {
+        "role": "assistant",
+        "content": "hi",
+        "refusal": None,
+        "tool_calls": None,
+        "annotations": [],
+        "audio": None,
+    }
     body = parse_body(ChatBody, {"model": "m", "messages": [*HELLO, answer, *HELLO]})
     assert [message.plain() for message in body.messages][1] == {"role": "assistant", "content": "hi"}
 
@@ -175,7 +186,9 @@ def test_an_error_does_not_repeat_what_was_sent() -> None:
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
-        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(list(ChatBody.model_fields)), inner),
+        lambda inner: (
+            st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(list(ChatBody.model_fields)), inner)
+        ),
         max_leaves=12,
     )
 )

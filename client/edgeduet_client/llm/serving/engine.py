@@ -90,6 +90,11 @@ class Engine:
             cache_bytes=lambda: self.caches.bytes,
         )
 
+    def check_alive(self) -> None:
+        """Raise why this server answers nothing new for a longer time: ``Draining`` or ``ModelChanged``."""
+        self.queue.check_open()
+        self._watch.check()
+
     def check_ready(self) -> None:
         """Raise why a new request would be refused now: ``Draining``, ``QueueFull`` or ``ModelChanged``."""
         self.queue.check_room()

@@ -31,11 +31,13 @@ def log_to_stderr(verbose: bool) -> None:
     """Send the events of serving to standard error: warnings and the life of the server, or also every request."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
-    for name in (ROOT, "uvicorn", "grpc"):
+    for name in (ROOT, "uvicorn", "grpc", "asyncio"):
         logger = logging.getLogger(name)
         logger.handlers = [handler]
         logger.propagate = False
         logger.setLevel(logging.WARNING)
+    # It warns whenever a client leaves in the middle of a stream, which is the client's right.
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
     logging.getLogger(ROOT).setLevel(logging.DEBUG if verbose else logging.INFO)
 
 

@@ -36,6 +36,7 @@ def make_app(engines: Mapping[str, Engine], access: Access, limits: ServingLimit
     """Return the application that serves ``engines`` by their names."""
     app = FastAPI(title="edgeduet local model", docs_url=None, redoc_url=None, openapi_url=None)
     app.state.limits = limits
+    app.state.engines = engines
 
     async def allowed(request: Request) -> None:
         access.check_host(request.headers.get("host"))
@@ -84,8 +85,12 @@ def make_app(engines: Mapping[str, Engine], access: Access, limits: ServingLimit
 
     @app.get("/ready")
     async def ready() -> Response:
-        for engine in engines.values():
-            engine.check_ready()
+        try:
+            for engine in engines.values():
+                engine.check_alive()
+        except EdgeDuetError as error:
+            # Open to all: the reason as a word, without the folder's path.
+            return JSONResponse({"status": verdict(error).code}, verdict(error).http)
         return JSONResponse({"status": "ready"})
 
     _tell_errors_as_openai_does(app)

@@ -99,6 +99,11 @@ class WorkQueue:
         with self._changed:
             self._check_room()
 
+    def check_open(self) -> None:
+        """Refuse if nothing new is taken (``Draining``), however full the line is."""
+        if self._draining:
+            raise Draining("the server is stopping and takes no new request; try another, or try again", 5)
+
     def submit(self, work: Work) -> Ticket:
         """Put ``work`` at the end of the line; raises what :meth:`check_room` raises."""
         with self._changed:
@@ -142,8 +147,7 @@ class WorkQueue:
         self._thread.join(timeout_s)
 
     def _check_room(self) -> None:
-        if self._draining:
-            raise Draining("the server is stopping and takes no new request; try another, or try again", 5)
+        self.check_open()
         # Work that was just submitted waits for a moment even when the worker is free.
         if len(self._waiting) + (self._running is not None) > self.capacity:
             raise QueueFull(
