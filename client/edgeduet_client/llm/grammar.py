@@ -108,7 +108,7 @@ class GrammarState:
             matcher = self._matcher.deep_copy()
             bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
             if matcher.is_error():
-                raise RequestError(f"{self.field} cannot be followed: {_reason(matcher)}; simplify it", self.field)
+                raise self._too_complex(matcher)
             self._allowed = np.unpackbits(bits, bitorder="little").view(np.bool_)
             self._allowed.flags.writeable = False
         return self._allowed
@@ -117,12 +117,18 @@ class GrammarState:
         """Return the place after ``token``, which must be allowed.
 
         Raises:
+            RequestError: the grammar is too complex at this place.
             ValueError: the grammar does not allow ``token`` here.
         """
+        if not self.allowed()[token]:
+            raise ValueError(f"token {token} does not follow the {self.field}")
         matcher = self._matcher.deep_copy()
         if not matcher.consume_token(token):
-            raise ValueError(f"token {token} does not follow the {self.field}")
+            raise self._too_complex(matcher)
         return GrammarState(matcher, self.field)
+
+    def _too_complex(self, matcher: LLMatcher) -> RequestError:
+        return RequestError(f"{self.field} cannot be followed: {_reason(matcher)}; simplify it", self.field)
 
     @property
     def may_end(self) -> bool:
