@@ -1,0 +1,152 @@
+"""Block-quantised weights: error bounds, and the layout that ONNX Runtime's own kernel reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+
+from edgeduet_client.llm.block_matrix import BlockMatrix, DenseMatrix, quantise, row_norms, stack
+
+_SEEDS = st.integers(0, 2**32 - 1)
+
+
+def _values(seed: int, shape: tuple[int, int]) -> np.ndarray:
+    """Weights of all sizes, with a block of zeros and an outlier."""
+    rng = np.random.default_rng(seed)
+    values = rng.standard_normal(shape) * 10.0 ** rng.integers(-6, 4, (shape[0], 1))
+    values[0, :32] = 0
+    values[-1, 3] *= 100
+    return values.astype(np.float32)
+
+
+def _random_matrix(bits: int, block: int, *, offsets: bool, seed: int = 0, shape: tuple[int, int] = (24, 96)):
+    rng = np.random.default_rng(seed)
+    outputs, inputs = shape
+    blocks = inputs // block
+    return BlockMatrix(
+        bits,
+        block,
+        rng.integers(0, 2**bits, shape, dtype=np.uint8),
+        rng.uniform(0.01, 0.1, (outputs, blocks)).astype(np.float32),
+        rng.standard_normal((outputs, blocks)).astype(np.float32) if offsets else None,
+    )
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=_SEEDS, rows=st.integers(1, 9), blocks=st.integers(1, 4), block=st.sampled_from([16, 32]))
+def test_eight_bits_err_by_half_a_step_at_most(seed: int, rows: int, blocks: int, block: int):
+    values = _values(seed, (rows, 32 * blocks))
+    matrix = quantise(values, bits=8, block=block)
+    step_NK = np.repeat(np.abs(matrix.scales_NB), block, axis=1)
+    assert (np.abs(matrix.dense() - values) <= 0.5 * step_NK * (1 + 1e-4)).all()
+    # The scale is the least that reaches the block's extreme.
+    largest_NB = np.abs(values.reshape(rows, -1, block)).max(axis=-1)
+    np.testing.assert_allclose(matrix.scales_NB, largest_NB / 127, rtol=1e-6)
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=_SEEDS, rows=st.integers(1, 9), blocks=st.integers(1, 4), block=st.sampled_from([16, 32]))
+def test_four_bits_err_no_more_in_total_than_plain_rounding(seed: int, rows: int, blocks: int, block: int):
+    values = _values(seed, (rows, 32 * blocks))
+    matrix = quantise(values, bits=4, block=block)
+    assert int(matrix.codes_NK.max()) < 16
+    values_NBk = values.reshape(rows, -1, block).astype(np.float64)
+    at = np.abs(values_NBk).argmax(axis=-1)[..., None]
+    scale_NB1 = np.take_along_axis(values_NBk, at, axis=-1) / -8
+    with np.errstate(invalid="ignore", divide="ignore"):
+        plain = np.nan_to_num(np.clip(np.rint(values_NBk / scale_NB1), -8, 7) * scale_NB1)
+    ours = np.square(matrix.dense().reshape(values_NBk.shape) - values_NBk).sum(axis=-1)
+    theirs = np.square(plain - values_NBk).sum(axis=-1)
+    assert (ours <= theirs * (1 + 1e-3) + 1e-30).all()
+
+
+def test_four_bits_keep_what_four_bits_can_hold():
+    """Codes -8..7 times a scale come back as they were: no needless rounding."""
+    rng = np.random.default_rng(0)
+    codes = rng.integers(-8, 8, (5, 64))
+    codes[:, ::32] = -8
+    values = (codes * 0.25).astype(np.float32)
+    np.testing.assert_array_equal(quantise(values, bits=4).dense(), values)
+
+
+def test_tables_larger_than_a_piece_are_quantised_alike():
+    values = _values(3, (9000, 32))
+    whole = quantise(values, bits=8)
+    np.testing.assert_array_equal(whole.dense()[5000:5010], quantise(values[5000:5010], bits=8).dense())
+    np.testing.assert_allclose(row_norms(whole), np.linalg.norm(whole.dense(), axis=1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("block", [16, 32])
+@pytest.mark.parametrize("rows", [1, 2, 7])
+def test_packing_is_what_the_kernel_reads(bits: int, block: int, rows: int, tmp_path: Path):
+    matrix = _random_matrix(bits, block, offsets=False)
+    outputs, inputs = matrix.shape
+    x = np.random.default_rng(1).standard_normal((rows, inputs)).astype(np.float32)
+    tensors = {"codes": matrix.packed(), "scales": matrix.scales_NB}
+    node = helper.make_node(
+        "MatMulNBits",
+        ["x", "codes", "scales"],
+        ["y"],
+        domain="com.microsoft",
+        K=inputs,
+        N=outputs,
+        bits=bits,
+        block_size=block,
+        accuracy_level=1,  # float32 arithmetic: the layout alone is in question
+    )
+    graph = helper.make_graph(
+        [node],
+        "one product",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [None, inputs])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [None, outputs])],
+        [
+            helper.make_tensor(
+                name,
+                TensorProto.UINT8 if values.dtype == np.uint8 else TensorProto.FLOAT,
+                values.shape,
+                values.tobytes(),
+                raw=True,
+            )
+            for name, values in tensors.items()
+        ],
+    )
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (y,) = session.run(None, {"x": x})
+    np.testing.assert_allclose(y, x @ matrix.dense().T, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("offsets", [False, True])
+def test_stacking_puts_outputs_below_each_other(offsets: bool):
+    first = _random_matrix(4, 32, offsets=offsets, seed=1)
+    second = _random_matrix(4, 32, offsets=offsets, seed=2, shape=(8, 96))
+    stacked = stack([first, second])
+    assert stacked is not None
+    np.testing.assert_array_equal(stacked.dense(), np.concatenate([first.dense(), second.dense()]))
+    dense = stack([DenseMatrix(first.dense()), DenseMatrix(second.dense())])
+    assert dense is not None
+    np.testing.assert_array_equal(dense.dense(), stacked.dense())
+
+
+@pytest.mark.parametrize(
+    ("other_bits", "other_block", "other_offsets"), [(8, 32, False), (4, 16, False), (4, 32, True)]
+)
+def test_different_layouts_are_not_stacked(other_bits: int, other_block: int, other_offsets: bool):
+    first = _random_matrix(4, 32, offsets=False)
+    other = _random_matrix(other_bits, other_block, offsets=other_offsets)
+    assert stack([first, other]) is None
+    assert stack([first, DenseMatrix(first.dense())]) is None
+
+
+def test_rows_in_another_order_are_the_same_rows():
+    order = np.random.default_rng(0).permutation(24)
+    for matrix in (_random_matrix(4, 16, offsets=True), DenseMatrix(_values(0, (24, 96)))):
+        np.testing.assert_array_equal(matrix.take_rows(order).dense(), matrix.dense()[order])
