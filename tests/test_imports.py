@@ -35,6 +35,8 @@ EXTRAS = {
     "edgeduet_shared.data.hub_source": {"train", "sim"},
     "edgeduet_server": {"train", "server"},
     "edgeduet_client": {"train"},
+    "edgeduet_client.classifier": set(),
+    "edgeduet_client.classifier.exporting": {"train"},
     "edgeduet_client.cli": set(),
     "edgeduet_client.llm": {"llm"},
     "edgeduet_client.llm.graph": {"export"},
