@@ -51,11 +51,28 @@ def trained(backbone: Backbone, *, fused: bool = True) -> Predictor:
     return predictor(model, params, len(NAMES), contexts_MLW=contexts, mix=0.7)
 
 
-def export(
-    source: Predictor, backbone: Backbone, root: Path, stage: int = 0, seen: tuple[int, ...] = (0, 1, 4)
-) -> None:
-    facts = {"run": "a run", "client": 2, "stage": stage, "class_names": NAMES, "seen": seen}
-    export_classifier(source, backbone, ClassifierFolder(root), **facts)  # type: ignore[arg-type]
+def export(source: Predictor, backbone: Backbone, root: Path, stage: int = 0) -> None:
+    folder = ClassifierFolder(root)
+    export_classifier(source, backbone, folder, run="a run", client=2, stage=stage, class_names=NAMES, seen=(0, 1, 4))
+
+
+@pytest.fixture(scope="module")
+def exported(backbone: Backbone, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of one real version; exporting takes seconds."""
+    root = tmp_path_factory.mktemp("exported")
+    export(trained(backbone), backbone, root)
+    return root / "versions" / "stage-0000"
+
+
+def put_into_use(exported: Path, root: Path, stage: int) -> None:
+    """Publish a copy of a version as that of another stage."""
+
+    def write(folder: Path) -> ClassifierFacts:
+        shutil.copy(exported / MODEL, folder / MODEL)
+        facts = ClassifierFacts.from_json(json.loads((exported / FACTS).read_text()))
+        return replace(facts, stage=stage)
+
+    ClassifierFolder(root).publish(f"stage-{stage:04d}", write)
 
 
 def picture(seed: int, size: tuple[int, int] = (50, 37)) -> Image.Image:
