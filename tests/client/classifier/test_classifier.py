@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from torchvision import transforms
 
-from edgeduet_client.classifier.classifier_folder import MODEL, ClassifierFolder
+from edgeduet_client.classifier.classifier_folder import FACTS, MODEL, ClassifierFacts, ClassifierFolder
 from edgeduet_client.classifier.classifying import Classifier, open_image
 from edgeduet_client.classifier.exporting import export_classifier
 from edgeduet_client.classifier.preprocessing import Preprocessing
