@@ -222,12 +222,14 @@ def token_logprob(logits_V: NDArray[np.float32], token: int, top: int) -> TokenL
     Args:
         logits_V: raw, of the ids that are tokens.
     """
-    z = logits_V.astype(np.float64)
-    z -= z.max()
-    z -= np.log(np.exp(z).sum())
-    likeliest = np.argpartition(-z, min(top, len(z) - 1))[:top] if top else np.empty(0, np.int64)
-    ordered = likeliest[np.lexsort((likeliest, -z[likeliest]))]
-    return TokenLogprob(token, float(z[token]), tuple((int(index), float(z[index])) for index in ordered))
+    # Exponentials in float32, which a wide vocabulary makes worth while; their sum and its logarithm in float64.
+    shifted = logits_V - logits_V.max()
+    total = float(np.log(np.exp(shifted).sum(dtype=np.float64)))
+    likeliest = np.argpartition(-shifted, min(top, len(shifted) - 1))[:top] if top else np.empty(0, np.int64)
+    ordered = likeliest[np.lexsort((likeliest, -shifted[likeliest]))]
+    return TokenLogprob(
+        token, float(shifted[token]) - total, tuple((int(index), float(shifted[index]) - total) for index in ordered)
+    )
 
 
 def generate(

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from edgeduet_client.llm.errors import ModelError
 from edgeduet_client.llm.kv_cache import CacheShape, KVCache
 
-OLDEST_ONNXRUNTIME = (1, 22)
-"""The first release whose CPU matmul takes 8-bit blocks."""
+OLDEST_ONNXRUNTIME = (1, 23)
+"""The first release whose embedding lookup takes blocks of 8 bits; the graphs use it."""
 
 PREFILL_CHUNK = 64
 """New tokens per step while reading a prompt: large enough for matrix products, small enough for little memory."""

@@ -9,9 +9,10 @@ the bad byte only.
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from edgeduet_client.llm.errors import ModelError, RequestError
 from edgeduet_client.llm.text_stream import TextStream
 from edgeduet_client.llm.token_bytes import read_token_bytes
 
-# Private-use characters that stand for special tokens' names inside a message while a template is rendered.
-_FIRST_PLACEHOLDER = 0xF0000
+# Characters that may stand for special tokens' names inside a message while a template is rendered.
+_PRIVATE_USE = ("\U000f0000", "\U000ffffd")
 
 Message = Mapping[str, Any]
 
@@ -64,7 +65,7 @@ class Tokenizer:
         self._encoder = _load_encoder(self.path)
         # Whether names of special tokens count is a setting of the encoder, not of a call.
         self._encoding = threading.Lock()
-        self._special_names = _special_names(self._encoder, self.special_ids)
+        self._special_names = _SpecialNames([str(self._encoder.id_to_token(token)) for token in self.special_ids])
         self.drops_leading_space = self._drops_leading_space()
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
@@ -73,7 +74,17 @@ class Tokenizer:
         Args:
             special: whether the names of special tokens (``<|im_end|>``) in the text mean these tokens. Never for
                 text that a user wrote: it would let them end their own turn.
+
+        Raises:
+            RequestError: the text is not valid Unicode (it holds half of a surrogate pair).
         """
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"the text is not valid Unicode (character {error.start} is half of a surrogate pair); correct it",
+                field="prompt",
+            ) from None
         with self._encoding:
             self._encoder.encode_special_tokens = not special
             return list(self._encoder.encode(text, add_special_tokens=False).ids)
@@ -90,14 +101,16 @@ class Tokenizer:
         Raises:
             RequestError: see :meth:`render_chat`.
         """
-        placeholders = {name: chr(_FIRST_PLACEHOLDER + place) for place, name in enumerate(self._special_names)}
-        names = {placeholder: name for name, placeholder in placeholders.items()}
-        masked = [_replaced(message, placeholders) for message in messages]
+        first = self._free_placeholders(messages)
+        masked = [_replaced(message, lambda text: self._special_names.replaced(text, first)) for message in messages]
         rendered = self.render_chat(masked, add_generation_prompt=add_generation_prompt)
+        last = first + len(self._special_names.names) - 1
         ids: list[int] = []
-        for part in re.split(f"([{re.escape(''.join(names))}])" if names else "(?!)", rendered):
-            if part:
-                ids += self.encode(names[part]) if part in names else self.encode(part, special=True)
+        for part in re.split(f"([{chr(first)}-{chr(last)}])" if last >= first else "(?!)", rendered):
+            if len(part) == 1 and first <= ord(part) <= last:
+                ids += self.encode(self._special_names.names[ord(part) - first])
+            elif part:
+                ids += self.encode(part, special=True)
         if self._bos and ids[:1] != self._bos:
             ids = self._bos + ids
         return ids
@@ -148,6 +161,17 @@ class Tokenizer:
         piece = self.tokens.pieces[token] if 0 <= token < self.vocab_size else None
         return f"<unused {token}>" if piece is None else piece.decode("utf-8", "replace")
 
+    def _free_placeholders(self, messages: Sequence[Message]) -> int:
+        """Return the first of a range of private-use characters, one per special token, none of them in use."""
+        count = max(len(self._special_names.names), 1)
+        used = {
+            ord(character) for character in json.dumps(messages, ensure_ascii=False) if character >= _PRIVATE_USE[0]
+        }
+        for first in range(ord(_PRIVATE_USE[0]), ord(_PRIVATE_USE[1]) - count + 2, count):
+            if used.isdisjoint(range(first, first + count)):
+                return first
+        raise RequestError("the messages use private-use characters of every range; leave them out", field="messages")
+
     def _drops_leading_space(self) -> bool:
         """Ask the library's decoder what becomes of a space at the beginning."""
         for token, piece in enumerate(self.tokens.pieces):
@@ -172,20 +196,38 @@ def _load_encoder(path: Path) -> Any:
     return encoder
 
 
-def _special_names(encoder: Any, special_ids: frozenset[int]) -> list[str]:
-    names = [str(encoder.id_to_token(token)) for token in special_ids]
-    # Longer first, so that no name hides inside another.
-    return sorted(names, key=lambda name: (-len(name), name))
+class _SpecialNames:
+    """The names of a model's special tokens, and where they are in a text; some models have thousands."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = sorted(names)
+        self._place = {name: place for place, name in enumerate(self.names)}
+        # Longest first, so that no name hides inside another.
+        self._lengths = sorted({len(name) for name in names}, reverse=True)
+        self._first = re.compile(f"[{re.escape(''.join(sorted({name[0] for name in names})))}]" if names else "(?!)")
+
+    def replaced(self, text: str, first: int) -> str:
+        """Return ``text`` with each name replaced by one character, ``first`` plus its place in ``names``."""
+        parts, done = [], 0
+        for match in self._first.finditer(text):
+            start = match.start()
+            if start < done:
+                continue
+            for length in self._lengths:
+                place = self._place.get(text[start : start + length])
+                if place is not None:
+                    parts += [text[done:start], chr(first + place)]
+                    done = start + length
+                    break
+        return "".join([*parts, text[done:]])
 
 
-def _replaced(value: Any, replacements: Mapping[str, str]) -> Any:
-    """Return ``value`` with the keys of ``replacements`` replaced in all its strings, however nested."""
+def _replaced(value: Any, replace: Callable[[str], str]) -> Any:
+    """Return ``value`` with ``replace`` applied to all its strings, however nested."""
     if isinstance(value, str):
-        for name, placeholder in replacements.items():
-            value = value.replace(name, placeholder)
-        return value
+        return replace(value)
     if isinstance(value, Mapping):
-        return {key: _replaced(entry, replacements) for key, entry in value.items()}
+        return {key: _replaced(entry, replace) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_replaced(entry, replacements) for entry in value]
+        return [_replaced(entry, replace) for entry in value]
     return value

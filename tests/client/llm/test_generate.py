@@ -101,7 +101,7 @@ def test_the_same_seed_gives_the_same_answer(model: LocalModel) -> None:
 @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 50), data=st.data())
 def test_an_answer_ends_before_its_first_stop_string(model: LocalModel, seed: int, data: st.DataObject) -> None:
-    settings_ = {"seed": seed, "max_tokens": 24, "logit_bias": {model.manifest.eos_ids[0]: -100.0}}
+    settings_: dict[str, Any] = {"seed": seed, "max_tokens": 24, "logit_bias": {model.manifest.eos_ids[0]: -100.0}}
     whole = text_of(answer(model, SHORT, **settings_)[0])
     start = data.draw(st.integers(0, len(whole) - 1))
     stop = whole[start : start + data.draw(st.integers(1, 6))]
@@ -172,7 +172,7 @@ def test_an_abandoned_answer_leaves_a_usable_cache(model: LocalModel) -> None:
     cache = model.new_cache()
     events = model.generate(SHORT, GenerationRequest(sampler="greedy", max_tokens=50), cache=cache)
     next(events)
-    events.close()  # type: ignore[attr-defined]
+    events.close()
     resumed, _ = answer(model, SHORT, cache=cache, sampler="greedy", max_tokens=20)
     fresh, _ = answer(model, SHORT, sampler="greedy", max_tokens=20)
     assert ids_of(resumed) == ids_of(fresh)
@@ -222,10 +222,10 @@ def test_token_logprob_is_log_softmax(values: list[float], top: int, data: st.Da
     token = data.draw(st.integers(0, len(values) - 1))
     found = token_logprob(np.array(values, np.float32), token, top)
     probabilities = np.exp(np.array(values)) / np.exp(np.array(values)).sum()
-    assert found.logprob == pytest.approx(np.log(probabilities[token]), abs=1e-6)
+    assert found.logprob == pytest.approx(np.log(probabilities[token]), abs=1e-5)
     best = sorted(range(len(values)), key=lambda index: -probabilities[index])[:top]
     assert [value for _, value in found.top] == pytest.approx(
-        [np.log(probabilities[index]) for index in best], abs=1e-6
+        [np.log(probabilities[index]) for index in best], abs=1e-5
     )
     assert len({index for index, _ in found.top}) == min(top, len(values))
 

@@ -121,7 +121,7 @@ def test_damage_is_one_line(folder: ModelFolder) -> None:
     data.write_bytes(data.read_bytes()[:-1])
     with pytest.raises(ModelError, match=r"model\.onnx\.data is missing or has another size"):
         LocalModel.open(folder.path)
-    with pytest.raises(ModelError, match="no model named 'tinny' in .*did you mean 'tiny'"):
+    with pytest.raises(ModelError, match=r"no model named 'tinny' in .*did you mean 'tiny'"):
         LocalModel.open("tinny", folder.path.parent)
 
 

@@ -203,6 +203,6 @@ def test_a_missing_or_old_onnxruntime_is_one_line(tmp_path: Path, monkeypatch: p
             TargetSession(graph, context_length=64)
     import onnxruntime
 
-    monkeypatch.setattr(onnxruntime, "__version__", "1.19.2")
-    with pytest.raises(ModelError, match=r"onnxruntime 1\.19\.2 is too old, 1\.22 or newer is needed"):
+    monkeypatch.setattr(onnxruntime, "__version__", "1.22.1")
+    with pytest.raises(ModelError, match=r"onnxruntime 1\.22\.1 is too old, 1\.23 or newer is needed"):
         TargetSession(graph, context_length=64)

@@ -106,6 +106,30 @@ def test_a_message_cannot_end_its_own_turn(chat: Tokenizer) -> None:
     assert chat.decode(ids) == f"user\n{attack}\nassistant\n"
 
 
+def test_a_message_may_hold_private_use_characters(chat: Tokenizer) -> None:
+    text = "a\U000f0000b\U000f0001<|end|>\U000f0000"
+    ids = chat.encode_chat([{"role": "user", "content": text}])
+    assert chat.decode(ids) == f"user\n{text}\nassistant\n"
+    blocked = "".join(chr(0xF0000 + offset) for offset in range(0, 0xFFFE, 2))
+    with pytest.raises(RequestError, match="private-use characters"):
+        chat.encode_chat([{"role": "user", "content": blocked}])
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.sampled_from(["<|end|>", "<|start|>", "<|", "<", "|>", "end", " the"]), max_size=8))
+def test_no_message_makes_special_tokens(chat: Tokenizer, parts: list[str]) -> None:
+    content = "".join(parts)
+    ids = chat.encode_chat([{"role": "user", "content": content}])
+    assert sum(token in chat.special_ids for token in ids) == 3
+    assert chat.decode(ids) == f"user\n{content}\nassistant\n"
+
+
+def test_half_a_surrogate_pair_is_refused(chat: Tokenizer) -> None:
+    for attempt in (lambda: chat.encode("a\ud83d"), lambda: chat.encode_chat([{"role": "user", "content": "a\ud83d"}])):
+        with pytest.raises(RequestError, match="not valid Unicode"):
+            attempt()
+
+
 def test_a_base_model_is_refused_for_chat_with_the_remedy(both: tuple[Tokenizer, Library]) -> None:
     with pytest.raises(RequestError, match="base model without a chat template; use `edgeduet-client llm generate`"):
         both[0].encode_chat([{"role": "user", "content": "hi"}])
