@@ -21,10 +21,10 @@ import openai
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
-from llm_server import ServerProcess, serving, start
-from tiny_llm import TINY, write_model
 
 from edgeduet_client.llm.serving import llm_pb2, llm_pb2_grpc
+from llm_server import ServerProcess, serving, start
+from tiny_llm import TINY, write_model
 
 pytestmark = pytest.mark.e2e
 

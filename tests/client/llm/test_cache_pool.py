@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_llm import TINY, write_graph
 
 from edgeduet_client.llm.kv_cache import FIRST_CAPACITY, CacheShape, KVCache
 from edgeduet_client.llm.serving.cache_pool import CachePool, common_prefix
 from edgeduet_client.llm.session import TargetSession
+from tiny_llm import TINY, write_graph
 
 SHAPE = CacheShape(layers=1, kv_heads=1, head_dim=1, limit=4096)
 ONE_CACHE = FIRST_CAPACITY * SHAPE.bytes_per_token

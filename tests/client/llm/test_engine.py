@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_llm import TINY, write_model
 
 from edgeduet_client.llm.errors import ModelError, RequestError
 from edgeduet_client.llm.generate import Finished
@@ -23,6 +22,7 @@ from edgeduet_client.llm.serving.events import ChoiceDone, Done, Embedded, Event
 from edgeduet_client.llm.serving.limits import ServingLimits
 from edgeduet_client.llm.serving.metrics import Metrics
 from edgeduet_client.llm.serving.refusals import ContextExceeded, ModelChanged, QueueFull, WaitedTooLong, WorkerFailed
+from tiny_llm import TINY, write_model
 
 LONG = replace(TINY, context_length=100_000)
 ENDLESS = {"min_tokens": 90_000, "max_tokens": 90_000}

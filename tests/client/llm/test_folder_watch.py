@@ -7,11 +7,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tiny_llm import write_model
 
 from edgeduet_client.llm.model_folder import GRAPH, MANIFEST, TOKENIZER, ModelFolder
 from edgeduet_client.llm.serving.folder_watch import FolderWatch
 from edgeduet_client.llm.serving.refusals import ModelChanged
+from tiny_llm import write_model
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 from starlette.testclient import TestClient
-from tiny_llm import TINY, write_model
 
 from edgeduet_client.llm.local_model import LocalModel
 from edgeduet_client.llm.model_folder import ModelFolder
@@ -22,6 +21,7 @@ from edgeduet_client.llm.serving.engine import Engine
 from edgeduet_client.llm.serving.http_api import make_app
 from edgeduet_client.llm.serving.limits import ServingLimits
 from edgeduet_client.llm.serving.metrics import Metrics
+from tiny_llm import TINY, write_model
 
 TOKEN = "correct-horse-battery-staple"
 HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}

@@ -222,10 +222,12 @@ class _Asked:
     def __init__(self, engine: Engine, deliver: Deliver) -> None:
         self.engine = engine
         self.deliver = deliver
+        self.numbers: dict[str, float] = {}
 
     def run(self, ticket: Ticket) -> None:
         waited = self.engine._clock() - ticket.submitted
         self.engine.metrics.waited.labels(self.engine.name).observe(waited)
+        self.numbers["waited_s"] = round(waited, 4)
         try:
             self.deliver(Started(waited))
             complete = self.work(ticket)
@@ -251,6 +253,8 @@ class _Asked:
 
     def count(self, outcome: str) -> None:
         self.engine.metrics.requests.labels(self.engine.name, self.call, outcome).inc()
+        fields = {"model": self.engine.name, "call": self.call, "outcome": outcome, **self.numbers}
+        log.debug("request", extra={"fields": fields})
 
 
 class _Generation(_Asked):
@@ -301,6 +305,8 @@ class _Generation(_Asked):
         metrics.tokens.labels(name, "prompt").inc(finished.prompt_tokens - finished.cached_tokens)
         metrics.tokens.labels(name, "cached").inc(finished.cached_tokens)
         metrics.tokens.labels(name, "answer").inc(finished.completion_tokens)
+        for key in ("prompt_tokens", "completion_tokens", "seconds_decode"):
+            self.numbers[key] = round(self.numbers.get(key, 0) + getattr(finished, key), 4)
         metrics.gate_interventions.labels(name).inc(finished.gate_interventions)
         if finished.seconds_decode > 0:
             metrics.tokens_per_second.labels(name).observe(finished.completion_tokens / finished.seconds_decode)

@@ -23,12 +23,13 @@ from edgeduet_client.llm.serving.limits import ServingLimits
 from edgeduet_client.llm.serving.metrics import CONTENT_TYPE, Metrics
 from edgeduet_client.llm.serving.openai_calls import Asked, asked_chat, asked_completion, reply_chunks, whole_reply
 from edgeduet_client.llm.serving.openai_schema import ChatBody, CompletionBody, EmbeddingsBody, parse_body
-from edgeduet_client.llm.serving.refusals import TooLarge, UnknownModel, WorkerFailed, verdict
+from edgeduet_client.llm.serving.refusals import TooLarge, TooSlow, UnknownModel, WorkerFailed, verdict
 from edgeduet_client.llm.serving.work_queue import Ticket
 from edgeduet_shared.errors import EdgeDuetError, nearest
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+_BODY_S = 30
 _CLIENT_LEFT = 499  # nobody reads it; what nginx writes into its log for the same
 
 
@@ -132,6 +133,7 @@ async def read_json(request: Request, limit: int) -> Any:
 
     Raises:
         TooLarge: more than ``limit`` bytes.
+        TooSlow: it did not arrive in time.
         RequestError: not declared as JSON, not UTF-8, or not JSON.
     """
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
@@ -142,10 +144,14 @@ async def read_json(request: Request, limit: int) -> Any:
     if declared.isdigit() and int(declared) > limit:
         raise too_large
     content = bytearray()
-    async for part in request.stream():
-        content += part
-        if len(content) > limit:
-            raise too_large
+    try:
+        async with asyncio.timeout(_BODY_S):
+            async for part in request.stream():
+                content += part
+                if len(content) > limit:
+                    raise too_large
+    except TimeoutError:
+        raise TooSlow(f"the body did not arrive within {_BODY_S} seconds") from None
     try:
         return json.loads(content.decode("utf-8"), parse_constant=_no_such_number)
     except UnicodeDecodeError as error:

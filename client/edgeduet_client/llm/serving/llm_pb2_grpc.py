@@ -5,7 +5,7 @@ import warnings
 
 from edgeduet_client.llm.serving import llm_pb2 as edgeduet__client_dot_llm_dot_serving_dot_llm__pb2
 
-GRPC_GENERATED_VERSION = '1.81.1'
+GRPC_GENERATED_VERSION = '1.74.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -18,14 +18,14 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in edgeduet_client/llm/serving/llm_pb2_grpc.py depends on'
+        + f' but the generated code in edgeduet_client/llm/serving/llm_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
 
 
-class LanguageModelStub:
+class LanguageModelStub(object):
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -51,7 +51,7 @@ class LanguageModelStub:
                 _registered_method=True)
 
 
-class LanguageModelServicer:
+class LanguageModelServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Generate(self, request, context):
@@ -101,7 +101,7 @@ def add_LanguageModelServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class LanguageModel:
+class LanguageModel(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod

@@ -60,6 +60,10 @@ class TooLarge(Refusal):
     """The body is larger than the server reads."""
 
 
+class TooSlow(Refusal):
+    """The body did not arrive in time."""
+
+
 class WorkerFailed(Refusal):
     """The worker met something it did not expect: a bug of edgeduet, with its trace in the log."""
 
@@ -86,6 +90,7 @@ _VERDICTS: dict[type[EdgeDuetError], Verdict] = {
     ContextExceeded: Verdict(400, "INVALID_ARGUMENT", "invalid_request_error", "context_length_exceeded"),
     NotAllowed: Verdict(401, "UNAUTHENTICATED", "invalid_request_error", "invalid_api_key"),
     UnknownModel: Verdict(404, "NOT_FOUND", "invalid_request_error", "model_not_found"),
+    TooSlow: Verdict(408, "DEADLINE_EXCEEDED", "invalid_request_error", "request_too_slow"),
     TooLarge: Verdict(413, "RESOURCE_EXHAUSTED", "invalid_request_error", "request_too_large"),
     QueueFull: Verdict(429, "RESOURCE_EXHAUSTED", "rate_limit_error", "queue_full"),
     WaitedTooLong: Verdict(503, "DEADLINE_EXCEEDED", "server_error", "waited_too_long"),
