@@ -108,8 +108,19 @@ def write_connection(home: Path, name: str, address: str, *, root_certificates: 
 
 
 def toml_lines(values: FlowerConfig) -> str:
-    """Return flat values as lines of TOML: JSON's words for texts, numbers and switches are also TOML's."""
-    return "\n".join(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in values.items())
+    """Return flat values as lines of TOML; numbers and switches are written as in JSON."""
+    return "\n".join(
+        f"{toml_text(key)} = {toml_text(value) if isinstance(value, str) else json.dumps(value)}"
+        for key, value in values.items()
+    )
+
+
+def toml_text(text: str) -> str:
+    """Return ``text`` as a basic string of TOML.
+
+    JSON's strings are, but for two things: TOML knows no surrogate pairs, and wants DEL escaped.
+    """
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,10 @@ http {{
             proxy_request_buffering off;
         }}
 
+        location = /v1/fleet {{
+            return 404;
+        }}
+
         location / {{
             return 404;
         }}

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from edgeduet_server.deployment.flower_programs import toml_text
 from edgeduet_shared.atomic_files import atomic_write_text
 from edgeduet_shared.config import parse
 from edgeduet_shared.errors import ConfigError
@@ -166,8 +167,7 @@ def _toml(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return f'"{escaped}"'
+        return toml_text(value)
     if isinstance(value, list):
         return f"[{', '.join(_toml(entry) for entry in value)}]"
     return str(value)
