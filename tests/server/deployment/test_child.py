@@ -47,7 +47,8 @@ def sleeper(tmp_path: Path, clock: Clock) -> Iterator[Child]:
     """A program that starts a child of its own, which ignores SIGTERM, and sleeps."""
     code = (
         "import subprocess, sys, time\n"
-        "inner = 'import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(99)'\n"
+        "inner = 'import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); '\n"
+        "inner += 'print(1, flush=True); time.sleep(99)'\n"
         "worker = subprocess.Popen([sys.executable, '-c', inner], stdout=subprocess.PIPE)\n"
         "worker.stdout.readline()\n"
         "print(worker.pid, flush=True)\n"
