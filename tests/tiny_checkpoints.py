@@ -25,7 +25,8 @@ def save_folder(folder: Path, config: Any, *, seed: int = 0, spread: float = 0.1
     model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.normal_(0.0, spread)
+            # A head spread as wide would be surer of its tokens than any import believes of a trained model.
+            parameter.normal_(0.0, spread / 3 if "embed" in name or "lm_head" in name else spread)
             if "norm" in name:
                 parameter.add_(0.0 if "gemma" in config.model_type else 1.0)
     model.to(getattr(torch, dtype)).save_pretrained(folder)
@@ -86,7 +87,9 @@ class TinyGguf:
         self.path = path
         self.family = family
         self.kinds = kinds
-        self.hidden, self.mlp, self.layers, self.heads, self.kv_heads, self.head_dim = 256, 256, 2, 4, 2, 64
+        self.hidden, self.mlp, self.layers, self.kv_heads = 256, 256, 2, 2
+        # transformers reads files of some families only with the head width that all their releases have.
+        self.heads, self.head_dim = {"qwen3": (4, 128), "gemma3": (2, 256)}.get(family, (4, 64))
         self.vocabulary = VOCABULARY
         self.tied = True
         self.metadata: dict[str, Any] = {}
@@ -171,9 +174,9 @@ class TinyGguf:
             norms |= {"attn_q_norm": self.head_dim, "attn_k_norm": self.head_dim}
         if self.family == "gemma3":
             norms |= {"post_attention_norm": self.hidden, "post_ffw_norm": self.hidden}
-        self._matrix("token_embd", "token_embd", (self.vocabulary, self.hidden), 1.0)
+        self._matrix("token_embd", "token_embd", (self.vocabulary, self.hidden), 0.03)
         if not self.tied:
-            self._matrix("output", "output", (self.vocabulary, self.hidden), 0.2)
+            self._matrix("output", "output", (self.vocabulary, self.hidden), 0.03)
         self._vector("output_norm.weight", self.hidden)
         for layer in range(self.layers):
             for part, shape in matrices.items():

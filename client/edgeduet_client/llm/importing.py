@@ -179,7 +179,7 @@ class _Import:
         if self.options.compare_with_source:
             checks["greedy"] = self._compare(session, prompts)
         reference = self._perplexity(session, text, "perplexity, float32")
-        check_perplexity(reference, tokenizer.vocab_size)
+        check_perplexity(reference, self.architecture.vocab_width)
         checks |= {"perplexity_tokens": len(text), "perplexity_fp32": reference}
         if not quantised:
             return plain, checks

@@ -3,9 +3,10 @@
 ==========  =====================================================================================
 ``none``    every matrix in float32
 ``int8``    8-bit blocks of 32; blocks of a GGUF file that fit are taken over
-``int4``    a GGUF file with 4-bit matrices: the file's own blocks, unchanged. Otherwise 4-bit
-            blocks of 32, and 8 bits for the matrices that suffer most: the embedding, the head,
-            and the value and down projections
+``int4``    a GGUF file with 4-bit matrices: the file's own blocks, unchanged, and 8 bits for what
+            the file holds in floats or in a type whose codes stand for no even steps (IQ4, Q3_K).
+            Otherwise 4-bit blocks of 32, and 8 bits for the matrices that suffer most: the
+            embedding, the head, and the value and down projections
 ==========  =====================================================================================
 
 Rounding to 4 bits without looking at data costs much on small models (20-80 % of perplexity measured on
@@ -84,7 +85,8 @@ class QuantisedWeights:
             if exact_at_8 if self._quantisation == "int8" else self._keep_blocks:
                 return matrix
         bits = 8
-        if self._quantisation == "int4" and name not in ("embedding", "head") and not name.endswith(_SENSITIVE):
+        rounds_to_4 = self._quantisation == "int4" and not self._keep_blocks
+        if rounds_to_4 and name not in ("embedding", "head") and not name.endswith(_SENSITIVE):
             bits = 4
         values = matrix.dense()
         block = next((size for size in (32, 16) if values.shape[1] % size == 0), None)

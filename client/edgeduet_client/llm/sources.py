@@ -21,6 +21,7 @@ from edgeduet_client.llm.hf_weights import HuggingFaceWeights, read_json_object
 from edgeduet_client.llm.model_folder import CHAT_TEMPLATE, GENERATION_DEFAULTS, TOKENIZER, file_sha256
 from edgeduet_client.llm.tokenizer_export import (
     LLAMA_3_CUTS,
+    Description,
     set_gguf_cuts,
     special_ids_named,
     write_tokenizer_json,
@@ -177,7 +178,7 @@ class GgufSource:
         converted = _auto_tokenizer(self.path.parent, gguf_file=self.path.name)
         description = json.loads(converted.backend_tokenizer.to_str())
         set_gguf_cuts(description, fields, self.path)
-        _write_text_parts(description, template, folder, self.architecture, self.path)
+        description = _write_text_parts(description, template, folder, self.architecture, self.path)
         ends = [fields.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
         adds_bos = fields.get("tokenizer.ggml.add_bos_token")
         if adds_bos is None:  # what llama.cpp takes for granted
@@ -258,7 +259,7 @@ class FolderSource:
         template = converted.chat_template
         if isinstance(template, dict):  # several, by purpose
             template = template.get("default")
-        _write_text_parts(description, template, folder, self.architecture, self.folder)
+        description = _write_text_parts(description, template, folder, self.architecture, self.folder)
         stated = self._generation_config()
         defaults = {key: stated[key] for key in _GENERATION_KEYS if stated.get(key) is not None}
         if defaults:
@@ -365,13 +366,14 @@ def _stretch_angles(model: Any, rope: Rope, head_dim: int) -> None:
 
 
 def _write_text_parts(
-    description: dict[str, Any], template: str | None, folder: Path, architecture: Architecture, place: Path
-) -> None:
-    """Write tokenizer and chat template."""
+    description: Description, template: str | None, folder: Path, architecture: Architecture, place: Path
+) -> Description:
+    """Write tokenizer and chat template; return the tokenizer's description as written."""
     width = architecture.vocab_width
-    write_tokenizer_json(description, folder, vocab_width=width, template=template, place=place)
+    written = write_tokenizer_json(description, folder, vocab_width=width, template=template, place=place)
     if template:
         atomic_write_text(folder / CHAT_TEMPLATE, template)
+    return written
 
 
 @contextmanager
@@ -392,7 +394,7 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def _end_ids(description: dict[str, Any], stated: list[Any]) -> list[int]:
+def _end_ids(description: Description, stated: list[Any]) -> list[int]:
     """The stated ends of text first, then every other special token whose name says that it ends a turn."""
     named = special_ids_named(description, _TURN_ENDS)
     return list(dict.fromkeys(int(token) for token in [*stated, *named] if token is not None))

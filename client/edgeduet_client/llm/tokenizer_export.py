@@ -8,7 +8,8 @@ Two things go wrong silently when a tokenizer is taken over as it comes:
   rules by name are those of llama.cpp (``llama-vocab.cpp``), spelled as the models' own ``tokenizer.json``
   spell them.
 - A ``tokenizer.json`` may truncate or pad, and may hold special tokens that the model has no row for (Gemma 3's
-  image token); such an id would point outside the embedding.
+  image token; the ``<|endoftext|>`` that a converter adds to a vocabulary of Llama 3); such an id would point
+  outside the embedding.
 """
 
 from __future__ import annotations
@@ -95,8 +96,11 @@ def set_gguf_cuts(description: Description, fields: Mapping[str, Any], place: Pa
 
 def write_tokenizer_json(
     description: Description, folder: Path, *, vocab_width: int, template: str | None, place: Path
-) -> None:
+) -> Description:
     """Write ``tokenizer.json``, without truncation, padding, and special tokens beyond the logits' width.
+
+    Returns:
+        What was written.
 
     Args:
         template: the chat template; a token it writes must not be one of those.
@@ -116,6 +120,7 @@ def write_tokenizer_json(
     kept = [token for token in added if token["content"] not in beyond]
     cleaned = {**description, "truncation": None, "padding": None, "added_tokens": kept}
     atomic_write_text(folder / TOKENIZER, json.dumps(cleaned, ensure_ascii=False))
+    return cleaned
 
 
 def special_ids_named(description: Description, names: tuple[str, ...]) -> list[int]:
