@@ -6,8 +6,9 @@ Imports stay light; what needs torch is loaded when the run begins.
 from __future__ import annotations
 
 import logging
+import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -18,23 +19,44 @@ from edgeduet_shared.run_config import RunConfig
 
 if TYPE_CHECKING:
     from edgeduet_server.recorder import Listener
+    from edgeduet_server.registry.recorded_run import RecordedRun
+    from edgeduet_server.strategies.strategy import ServerState
 
 log = logging.getLogger("edgeduet.server")
 
 ERROR_FILE = "error.txt"
 """In the run's folder: why the run stopped. Flower passes on a traceback at best."""
 
+REGISTRY_VARIABLE = "EDGEDUET_REGISTRY"
+"""Environment variable with the URL of the registry."""
+
 app = ServerApp()
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the server of the run that ``context.run_config`` describes (``edgeduet_shared.run_config``)."""
-    serve(grid, RunConfig.from_flower(context.run_config))
+    """Run the server of the run that ``context.run_config`` describes (``edgeduet_shared.run_config``).
+
+    The supervisor of a deployed server names the registry in the environment; without it there is none.
+    """
+    config = RunConfig.from_flower(context.run_config)
+    url = os.environ.get(REGISTRY_VARIABLE)
+    if not url:
+        serve(grid, config)
+        return
+    from edgeduet_server.registry.recorded_run import recorded_run
+
+    with recorded_run(url, config, str(context.run_id)) as record:
+        serve(grid, config, record=record)
 
 
 def serve(
-    grid: Grid, config: RunConfig, *, listeners: Sequence[Listener] = (), stop: threading.Event | None = None
+    grid: Grid,
+    config: RunConfig,
+    *,
+    listeners: Sequence[Listener] = (),
+    stop: threading.Event | None = None,
+    record: RecordedRun | None = None,
 ) -> Any:
     """Train all stages of a run over ``grid``; return the final server state.
 
@@ -46,6 +68,7 @@ def serve(
         config: what to run.
         listeners: shown each event as it happens.
         stop: set it to stop the run.
+        record: the run in the registry, which also gives orders; None: no registry.
 
     Raises:
         EdgeDuetError: one line for the user, also written to ``error.txt``.
@@ -56,14 +79,20 @@ def serve(
     problem = config.run_dir / ERROR_FILE
     problem.unlink(missing_ok=True)
     try:
-        return _serve(grid, config, listeners, stop)
+        return _serve(grid, config, listeners, stop, record)
     except EdgeDuetError as error:
         with suppress(EdgeDuetError):  # a full disk must not hide why the run stopped
             atomic_write_text(problem, f"{error}\n")
         raise
 
 
-def _serve(grid: Grid, config: RunConfig, listeners: Sequence[Listener], stop: threading.Event | None) -> Any:
+def _serve(
+    grid: Grid,
+    config: RunConfig,
+    listeners: Sequence[Listener],
+    stop: threading.Event | None,
+    record: RecordedRun | None,
+) -> Any:
     from edgeduet_server.checkpoint import CheckpointStore, PersonalSnapshot
     from edgeduet_server.global_evaluation import GlobalEvaluation
     from edgeduet_server.privacy_spent import privacy_spent
@@ -74,6 +103,16 @@ def _serve(grid: Grid, config: RunConfig, listeners: Sequence[Listener], stop: t
 
     experiment = experiment_for(config.scenario_json, config.seed, config.split_file)
     strategy = make_strategy(config.method, config.options, config.scenario, experiment)
+    evaluate = GlobalEvaluation(experiment, strategy)
+
+    def after_stage(state: ServerState, stage: int) -> Mapping[str, Any]:
+        if record is not None:
+            record.keep_model(state, stage)
+        return evaluate(state, stage)
+
+    if record is not None:
+        record.describe(tasks=[task.name for task in experiment.split.tasks])
+        listeners = (*listeners, record.listener)
     recorder = JsonlRecorder(config.run_dir / "metrics.jsonl", listeners)
     try:
         state = run_training(
@@ -91,8 +130,10 @@ def _serve(grid: Grid, config: RunConfig, listeners: Sequence[Listener], stop: t
             ),
             seed=config.seed,
             resume=config.resume,
-            evaluate_global=GlobalEvaluation(experiment, strategy),
+            evaluate_global=after_stage,
             stop=stop,
+            control=None if record is None else record.control,
+            make_strategy=lambda changed: make_strategy(config.method, config.options, changed, experiment),
         )
         spent = privacy_spent(config.scenario.privacy, read_events(config.run_dir / "metrics.jsonl"))
         if spent is not None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic
 
@@ -92,7 +92,7 @@ class Exchange:
         grid: Flower's Grid.
         clock: what deadlines are counted on.
         clients: number of clients; valid client ids are ``0 .. clients - 1``.
-        time_to_live: seconds a message and its answer stay valid.
+        time_to_live: seconds a message and its answer stay valid; may be changed between questions.
         check_stop: called while waiting; raises to leave.
     """
 
@@ -102,7 +102,7 @@ class Exchange:
         self._grid = grid
         self._clock = clock
         self._clients = clients
-        self._time_to_live = time_to_live
+        self.time_to_live = time_to_live
         self._check_stop = check_stop
         self._client_of: dict[int, int] = {}
         self._refused_clients: set[int] = set()
@@ -118,8 +118,13 @@ class Exchange:
         late, self._late = self._late, 0
         return late
 
-    def available(self, *, wanted: int, wait: float) -> list[int]:
-        """Return the clients that are online and owe nothing, in order.
+    @property
+    def online(self) -> dict[int, int]:
+        """The node of each client that was online when last looked."""
+        return dict(self._online)
+
+    def available(self, *, wanted: int, wait: float, without: Collection[int] = ()) -> list[int]:
+        """Return the clients that are online and owe nothing, in order, leaving out those in ``without``.
 
         Waits until there are ``wanted`` of them, at most ``wait`` seconds.
         """
@@ -130,7 +135,7 @@ class Exchange:
             self._meet_nodes()
             self._forget_debts()
             busy = {debt.client for debt in self._owed.values()}
-            free = sorted(client for client in self._online if client not in busy)
+            free = sorted(client for client in self._online if client not in busy and client not in without)
             remaining = deadline - self._clock.now()
             if len(free) >= wanted or remaining <= 0:
                 return free
@@ -154,7 +159,7 @@ class Exchange:
         """
         answers: Answers[BodyT] = Answers()
         pending: dict[str, int] = self._send(requests, message_type, group, answers)
-        expires = self._clock.now() + self._time_to_live
+        expires = self._clock.now() + self.time_to_live
         deadline = self._clock.now() + timeout
         pause = FIRST_PAUSE
         while pending:
@@ -194,7 +199,7 @@ class Exchange:
                 answers.failures.append(Failure(client, "unavailable", "the client is not online"))
                 continue
             record = encode(requests[client], wire)
-            messages[client] = Message(record, node, message_type, ttl=self._time_to_live, group_id=group)
+            messages[client] = Message(record, node, message_type, ttl=self.time_to_live, group_id=group)
             answers.bytes_down += serialised_bytes(record)
         # Flower leaves out the ids of messages it would not take (or puts None or ""), so that a
         # position in the returned list says nothing; the id is also set on each message.
@@ -239,10 +244,10 @@ class Exchange:
         now = self._clock.now()
         strangers = [n for n in nodes if n not in self._client_of and self._greeted.get(n, now) <= now]
         if strangers:
-            self._greeted.update(dict.fromkeys(strangers, now + self._time_to_live))
+            self._greeted.update(dict.fromkeys(strangers, now + self.time_to_live))
             self._hellos = {message: node for message, node in self._hellos.items() if node not in strangers}
             hello = encode(HelloRequest())
-            messages = [Message(hello, node, HELLO, ttl=self._time_to_live, group_id="hello") for node in strangers]
+            messages = [Message(hello, node, HELLO, ttl=self.time_to_live, group_id="hello") for node in strangers]
             self._grid.push_messages(messages)
             self._hellos.update({m.metadata.message_id: m.metadata.dst_node_id for m in messages})
         while self._hellos:

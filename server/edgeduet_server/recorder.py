@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from edgeduet_shared.atomic_files import write_failure
 from edgeduet_shared.errors import StateError
@@ -21,6 +21,15 @@ from edgeduet_shared.errors import StateError
 log = logging.getLogger("edgeduet.server")
 
 Listener = Callable[[Mapping[str, Any]], None]
+
+
+@runtime_checkable
+class RewindingListener(Protocol):
+    """A listener that keeps events and must follow when the file is cut back."""
+
+    def rewind(self, events: Iterable[Mapping[str, Any]]) -> None:
+        """Hold ``events``, which are all that are left, and no others."""
+        ...
 
 
 class Recorder(Protocol):
@@ -90,6 +99,10 @@ class JsonlRecorder:
             )
         self._file.truncate(position)
         self._file.seek(position)
+        followers: tuple[object, ...] = self._listeners
+        for follower in followers:
+            if isinstance(follower, RewindingListener):
+                follower.rewind(read_events(self.path))
 
     def close(self) -> None:
         """Close the file."""

@@ -14,6 +14,9 @@ evaluation of every client and of the global model. A round is
    else the round is skipped: the state stays as it was and the round is counted,
 5. record what happened and write a checkpoint.
 
+Before each round and evaluation the loop asks its :class:`~edgeduet_server.orders.Control` what an operator
+ordered: stop, wait, leave clients out, other settings. Orders that change results are part of the round's event.
+
 A client without training examples has answered (it counts for the quorum) but adds nothing. A round
 without any usable reply is skipped. After ``max_bad_rounds`` skipped rounds in a row the run stops.
 
@@ -35,10 +38,11 @@ from flwr.serverapp import Grid
 
 from edgeduet_server.checkpoint import CheckpointStore, Progress
 from edgeduet_server.exchange import Answers, Exchange, Failure
+from edgeduet_server.orders import Control, NoControl, Orders, changed_scenario
 from edgeduet_server.recorder import Recorder
 from edgeduet_server.reply_checks import ExpectedReply, rejection
 from edgeduet_server.timekeeping import Clock, WallClock, clock_of
-from edgeduet_shared.config import FederationConfig, Scenario
+from edgeduet_shared.config import Scenario
 from edgeduet_shared.errors import FederationError, RunStopped
 from edgeduet_shared.messages import EvaluateReply, EvaluateRequest, TrainReply, TrainRequest
 from edgeduet_shared.plan import LocalPlan
@@ -84,6 +88,9 @@ class RoundStrategy(Protocol[StateT]):
 EvaluateGlobal = Callable[[Any, int], Mapping[str, Any] | None]
 """(state, stage) -> JSON results of the global model on the common test sets, or None."""
 
+MakeStrategy = Callable[[Scenario], RoundStrategy[Any]]
+"""Returns the method's strategy under changed settings."""
+
 
 def run_training(
     grid: Grid,
@@ -98,6 +105,8 @@ def run_training(
     resume: bool = False,
     evaluate_global: EvaluateGlobal | None = None,
     stop: threading.Event | None = None,
+    control: Control | None = None,
+    make_strategy: MakeStrategy | None = None,
 ) -> StateT:
     """Train all stages and return the final server state.
 
@@ -113,13 +122,28 @@ def run_training(
         resume: go on from the last checkpoint, if there is one; the result is the same as without a break.
         evaluate_global: called after each stage.
         stop: set it to stop the run, also from a signal handler or another thread.
+        control: asked for orders before each round; None: nobody orders anything.
+        make_strategy: makes the method anew when ``control`` changes settings; None: only settings of the
+            federation take effect.
 
     Raises:
         FederationError: too many bad rounds in a row, or an engine that broke.
-        RunStopped: ``stop`` was set or Ctrl-C pressed; says how to go on.
+        RunStopped: ``stop`` was set or ordered, or Ctrl-C pressed; says how to go on.
         StateError: nothing that can be resumed.
     """
-    loop = _Loop(grid, strategy, scenario.federation, stages, recorder, checkpoints, seed, evaluate_global, stop)
+    loop = _Loop(
+        grid,
+        strategy,
+        scenario,
+        stages,
+        recorder,
+        checkpoints,
+        seed,
+        evaluate_global,
+        stop or threading.Event(),
+        control or NoControl(),
+        make_strategy,
+    )
     return loop.run(start, resume)
 
 
@@ -143,22 +167,28 @@ class _Loop:
         self,
         grid: Grid,
         strategy: RoundStrategy[Any],
-        federation: FederationConfig,
+        scenario: Scenario,
         stages: int,
         recorder: Recorder,
         checkpoints: CheckpointStore,
         seed: int,
         evaluate_global: EvaluateGlobal | None,
-        stop: threading.Event | None,
+        stop: threading.Event,
+        control: Control,
+        make_strategy: MakeStrategy | None,
     ) -> None:
-        self._strategy = strategy
-        self._federation = federation
+        self._scenario = scenario
+        self._own_strategy = self._strategy = strategy
+        self._make_strategy = make_strategy
+        self._federation = federation = scenario.federation
         self._stages = stages
         self._recorder = recorder
         self._checkpoints = checkpoints
         self._seed = seed
         self._evaluate_global = evaluate_global
-        self._stop = stop or threading.Event()
+        self._stop = stop
+        self._control = control
+        self._orders = Orders()
         self._wall: Clock = WallClock()
         self._exchange = Exchange(
             grid,
@@ -210,20 +240,45 @@ class _Loop:
             if last or self._progress.round % self._checkpoints.every == 0 or self._stop.is_set():
                 self._save(state)
             self._check_stop()
+        # Before the stage is closed: what is saved here has its end still to come.
+        self._obey(state)
         state = self._strategy.end_stage(state, stage)
         self._evaluate(state, stage)
         self._progress = self._progress.next_stage()
         self._save(state)
         return state
 
+    def _obey(self, state: Any) -> None:
+        """Do what is ordered for the round or evaluation that comes next: wait, stop, take on other settings."""
+        stage, round = self._progress.stage, self._progress.round
+        orders = self._control.orders(stage, round)
+        if (orders.paused or orders.stop) and self._saved != self._progress and (stage, round) != (0, 0):
+            self._save(state)
+        if orders.paused and not orders.stop:
+            log.info("paused before stage %d, round %d", stage + 1, round + 1)
+            while orders.paused and not orders.stop:
+                self._control.wait()
+                self._check_stop()
+                orders = self._control.orders(stage, round)
+        if orders.stop:
+            raise RunStopped("a stop was ordered")
+        if orders.overrides != self._orders.overrides:
+            changed = changed_scenario(self._scenario, orders.overrides)
+            self._federation = changed.federation
+            self._exchange.time_to_live = TIME_TO_LIVE * changed.federation.round_timeout
+            if self._make_strategy is not None:
+                self._strategy = self._make_strategy(changed) if orders.overrides else self._own_strategy
+        self._orders = orders
+
     def _train_round(self, state: Any) -> Any:
+        self._obey(state)
         stage, round = self._progress.stage, self._progress.round
         started = self._wall.now()
         clients, needed = self._sample(stage, round)
         requests = self._strategy.configure(state, clients, stage, round)
         if clients and not requests:
             # The method asks nothing of clients in this round (zero-shot): not a failure.
-            self._recorder.record("round", stage=stage, round=round, asked=[], skipped=False)
+            self._recorder.record("round", stage=stage, round=round, asked=[], skipped=False, **self._orders_record())
             self._progress = self._progress.next_round()
             return state
         self._changed |= set(requests)
@@ -246,13 +301,24 @@ class _Loop:
 
     def _sample(self, stage: int, round: int) -> tuple[list[int], int]:
         """Return the clients to ask, sorted, and how many must answer."""
-        size = max(1, math.floor(self._federation.participation * self._federation.clients + 0.5))
+        willing = self._federation.clients - len(self._excluded)
+        size = max(1, math.floor(self._federation.participation * willing + 0.5))
         needed = max(1, math.ceil(self._federation.quorum * size - 1e-9))
-        free = set(self._exchange.available(wanted=needed, wait=self._federation.node_wait))
+        free = set(self._available(needed))
         order = np.random.default_rng(derive_seed(self._seed, "sample", stage, round)).permutation(
             self._federation.clients
         )
         return sorted([int(client) for client in order if client in free][:size]), needed
+
+    @property
+    def _excluded(self) -> frozenset[int]:
+        return self._orders.excluded & frozenset(range(self._federation.clients))
+
+    def _available(self, wanted: int) -> list[int]:
+        """Return the clients that can be asked now, after waiting for ``wanted`` of them for a while."""
+        free = self._exchange.available(wanted=wanted, wait=self._federation.node_wait, without=self._excluded)
+        self._control.sighted(self._exchange.online)
+        return free
 
     def _judge(
         self, state: Any, requests: Mapping[int, TrainRequest], answers: Answers[TrainReply], needed: int
@@ -298,6 +364,7 @@ class _Loop:
             bytes_down=answers.bytes_down,
             bytes_up=answers.bytes_up,
             timing={"seconds": seconds, "client_seconds": sum(reply.seconds for reply in outcome.usable)},
+            **self._orders_record(),
         )
         for failure in outcome.failures[:1]:
             log.warning(
@@ -326,6 +393,11 @@ class _Loop:
             bytes_up=progress.bytes_up + answers.bytes_up,
             rejected=dict(sorted((Counter(progress.rejected) + Counter(outcome.rejected)).items())),
         )
+
+    def _orders_record(self) -> dict[str, Any]:
+        """The field of an event that says what was ordered, where something was."""
+        record = self._orders.as_record()
+        return {"orders": record} if record else {}
 
     def _check_engine(self, outcome: _Round, stage: int, round: int) -> None:
         """Stop when the same fault of the engine shows in two rounds running: it does not heal."""
@@ -362,7 +434,7 @@ class _Loop:
 
     def _evaluate(self, state: Any, stage: int) -> None:
         started = self._wall.now()
-        clients = self._exchange.available(wanted=self._federation.clients, wait=self._federation.node_wait)
+        clients = self._available(self._federation.clients - len(self._excluded))
         requests = self._strategy.configure_evaluate(state, clients, stage)
         answers = self._exchange.ask(
             requests,
@@ -377,7 +449,8 @@ class _Loop:
             if (reply.client, reply.stage) == (client, stage)
         ]
         common = self._evaluate_global(state, stage) if self._evaluate_global else None
-        absent = sorted(set(range(self._federation.clients)) - {reply.client for reply in replies})
+        wanted = set(range(self._federation.clients)) - self._excluded
+        absent = sorted(wanted - {reply.client for reply in replies})
         if requests and absent:
             reason = f" (client {answers.failures[0].client}: {answers.failures[0].text})" if answers.failures else ""
             log.warning("stage %d: no evaluation from %s%s", stage + 1, _name_clients(absent), reason)
@@ -394,6 +467,7 @@ class _Loop:
                 "seconds": self._wall.now() - started,
                 "client_seconds": sum(reply.seconds for reply in replies),
             },
+            **self._orders_record(),
         )
 
     def _save(self, state: Any) -> None:

@@ -1,0 +1,1 @@
+"""The registry: what ServerApp, admin service and supervisor know in common, in one SQL database."""

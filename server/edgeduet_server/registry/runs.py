@@ -1,0 +1,168 @@
+"""Runs in the registry: made, begun, ended, looked up.
+
+A run's ``state`` goes ``requested`` (row made) -> ``pending`` (given to Flower) -> ``running`` <-> ``paused`` ->
+``finished``, ``stopped`` or ``failed``; the last two can be resumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from sqlalchemy import func, select, update
+from sqlalchemy.orm import Session
+
+from edgeduet_server.registry.errors import Conflict, UnknownName
+from edgeduet_server.registry.models import Round, Run, Stage
+from edgeduet_shared.errors import nearest
+from edgeduet_shared.names import check_name
+from edgeduet_shared.run_config import RunConfig
+
+ACTIVE = ("requested", "pending", "running", "paused")
+RESUMABLE = ("stopped", "failed")
+ERROR_LENGTH = 4000
+
+
+@dataclass(frozen=True)
+class RunPosition:
+    """How far a run is: ``stage`` stages are evaluated, and of the next one ``rounds_done`` rounds are trained."""
+
+    stage: int
+    rounds_done: int
+
+
+def add_run(session: Session, config: RunConfig, now: datetime, *, by: str = "", state: str = "requested") -> Run:
+    """Make the row of a new run.
+
+    Raises:
+        Conflict: there is one of that name.
+        ConfigError: the name is none.
+    """
+    name = check_name(config.run_name, "run name")
+    if session.scalar(select(Run.id).where(Run.name == name)) is not None:
+        raise Conflict(f"there is a run '{name}' already; choose another --name, or resume it: runs resume {name}")
+    run = Run(
+        name=name,
+        method=config.method,
+        options=dict(config.options),
+        scenario_name=config.scenario.name,
+        scenario=config.scenario.model_dump(mode="json"),
+        seed=config.seed,
+        folder=str(config.run_dir),
+        config=config.to_flower(),
+        state=state,
+        rounds=config.scenario.federation.rounds,
+        clients=config.scenario.federation.clients,
+        requested_by=by,
+        created_at=now,
+    )
+    session.add(run)
+    session.flush()
+    return run
+
+
+def find_run(session: Session, name: str) -> Run:
+    """Return the run called ``name``; ``"latest"`` is the one made last.
+
+    Raises:
+        UnknownName: there is none.
+    """
+    newest = select(Run).order_by(Run.id.desc()).limit(1)
+    run = session.scalar(newest if name == "latest" else select(Run).where(Run.name == name))
+    if run is None:
+        if name == "latest":
+            raise UnknownName("there is no run yet; start one with: edgeduet-admin runs start SCENARIO --method METHOD")
+        raise UnknownName(f"no run '{ascii(name)[1:-1]}'{nearest(name, session.scalars(select(Run.name)))}")
+    return run
+
+
+def active_run(session: Session) -> Run | None:
+    """Return the run that is requested, pending, running or paused."""
+    return session.scalar(select(Run).where(Run.state.in_(ACTIVE)).order_by(Run.id.desc()).limit(1))
+
+
+def begin_run(session: Session, config: RunConfig, flower_run_id: str, now: datetime) -> Run:
+    """Note that a ServerApp took up the run; make its row where the run was started without the admin service."""
+    run = session.scalar(select(Run).where(Run.name == config.run_name))
+    if run is None:
+        run = add_run(session, config, now)
+    run.state, run.error = "running", ""
+    run.flower_run_id = flower_run_id
+    run.starts += 1
+    run.started_at, run.ended_at = now, None
+    return run
+
+
+def end_run(session: Session, run_id: int, state: str, now: datetime, error: str = "") -> None:
+    """Note how a run ended."""
+    # PostgreSQL takes no NUL in a text.
+    values = {"state": state, "error": error.replace("\x00", "")[:ERROR_LENGTH], "ended_at": now}
+    session.execute(update(Run).where(Run.id == run_id).values(values))
+
+
+def set_state(session: Session, run_id: int, state: str) -> None:
+    """Change a run's state."""
+    session.execute(update(Run).where(Run.id == run_id).values(state=state))
+
+
+def position(session: Session, run_id: int) -> RunPosition:
+    """Return how far a run is."""
+    done = session.scalar(select(func.count()).where(Stage.run_id == run_id, Stage.evaluated)) or 0
+    rounds = session.scalar(select(func.count()).where(Round.run_id == run_id, Round.stage == done)) or 0
+    return RunPosition(stage=done, rounds_done=rounds)
+
+
+def config_of(run: Run, *, resume: bool) -> RunConfig:
+    """Return the configuration to give to Flower for this run."""
+    return RunConfig.from_flower({**run.config, "resume": resume})
+
+
+def reconcile(session: Session, flower_runs: Mapping[str, str], now: datetime) -> Sequence[str]:
+    """Bring runs that say they are active in line with what Flower says; return a line for each that changed.
+
+    A ServerApp that was killed could not write down its end.
+
+    Args:
+        session: a writing session.
+        flower_runs: Flower's run id -> status (``running``, ``finished:failed``, ...).
+        now: the time.
+    """
+    lines = []
+    for run in session.scalars(select(Run).where(Run.state.in_(("pending", "running", "paused")))):
+        if run.flower_run_id is None:
+            continue
+        status = flower_runs.get(run.flower_run_id, "unknown")
+        if not status.startswith("finished") and status != "unknown":
+            continue
+        if status == "finished:stopped":
+            end_run(session, run.id, "stopped", now)
+        elif status == "finished:completed":
+            # Its ServerApp could not write into the registry at the end; all rounds are there.
+            end_run(session, run.id, "finished", now)
+        else:
+            why = "Flower does not know it any more" if status == "unknown" else f"Flower says {status}"
+            end_run(
+                session,
+                run.id,
+                "failed",
+                now,
+                f"its server process ended without a word ({why}): killed, or the machine restarted; "
+                f"go on with: edgeduet-admin runs resume {run.name}",
+            )
+        lines.append(f"run {run.name} is over: {status}")
+    return lines
+
+
+def runs_to_resume(session: Session) -> Sequence[Run]:
+    """Return the runs that broke off by themselves and can go on, oldest first; not those an operator stopped."""
+    return list(session.scalars(select(Run).where(Run.state == "failed", Run.starts > 0).order_by(Run.id)))
+
+
+def error_of(folder: Path) -> str:
+    """Return the line a run left in its folder about why it could not go on; empty if none."""
+    try:
+        return (folder / "error.txt").read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
