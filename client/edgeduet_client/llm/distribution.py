@@ -123,14 +123,13 @@ def edited_logits(raw: Row, plan: SamplingPlan, state: SamplerState) -> Row:
     """Return the logits after step 2: ``raw`` itself where nothing applies, else a copy."""
     request = plan.request
     banned = _banned_ids(plan, state)
-    penalised = plan.counts_tokens and (len(state.counts.ids) or len(plan.prompt_ids))
-    if not (len(plan.bias_ids) or penalised or any(len(ids) for ids in banned.values()) or state.grammar):
+    penalised = plan.counts_tokens and len(state.counts.ids)
+    if not (len(plan.bias_ids) or penalised or any(len(ids) for ids in banned.values()) or state.grammar is not None):
         return raw
     row = raw.copy()
     penalties.add_bias(row, plan.bias_ids, plan.bias)
     if request.repetition_penalty != 1:
-        seen = np.union1d(plan.prompt_ids, state.counts.ids)
-        penalties.penalise_repetition(row, seen, request.repetition_penalty)
+        penalties.penalise_repetition(row, state.counts.ids, request.repetition_penalty)
     if request.presence_penalty or request.frequency_penalty:
         penalties.penalise_presence_and_frequency(
             row, state.counts, request.presence_penalty, request.frequency_penalty
@@ -157,7 +156,8 @@ def nominal_ids(shifted: Row, plan: SamplingPlan, state: SamplerState) -> Ids:
     if state.surprise_bound is not None:
         return np.flatnonzero(truncation.surprise_below(shifted, state.surprise_bound))
     first, *others = plan.truncations
-    ids = np.flatnonzero(first(shifted))
+    mask = first(shifted)
+    ids = plan.all_ids if first is truncation.possible and mask.all() else np.flatnonzero(mask)
     for rule in others:
         ids = ids[rule(shifted[ids])]
     return ids
@@ -198,6 +198,8 @@ def _after_intervention(
 
 def _softmax(shifted: Row, ids: Ids, plan: SamplingPlan) -> Distribution:
     """Return softmax over ``ids``; what underflows to 0 is no longer part of the support."""
+    if len(ids) == 1 and not plan.mirostat:
+        return Distribution(ids, np.ones(1))
     weights = np.exp(shifted if len(ids) == len(shifted) else shifted[ids], dtype=np.float64)
     total = float(weights.sum())
     kept_mass = None

@@ -11,7 +11,7 @@ All functions write into the row they are given: a copy that the caller owns. Id
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,33 +23,40 @@ Row = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class TokenCounts:
-    """How often each token was generated; a value that is never changed.
+    """The tokens of prompt and answer, and how often each was generated; a value that is never changed.
 
     Attributes:
         ids: (N,) ascending, each once.
-        counts: (N,) how often.
+        counts: (N,) int64, how often in the answer; 0 for what only the prompt holds.
     """
 
     ids: Ids
-    counts: NDArray[np.int64]
+    counts: Ids
 
     @classmethod
-    def of(cls, tokens: Iterable[int]) -> TokenCounts:
-        """Count ``tokens``."""
-        ids, counts = np.unique(np.fromiter(tokens, dtype=np.int64), return_counts=True)
-        return cls(ids, counts.astype(np.int64))
+    def of(cls, prompt: Sequence[int] | Ids, generated: Sequence[int] = ()) -> TokenCounts:
+        """Remember ``prompt`` and count ``generated``."""
+        ids = np.unique(np.concatenate([np.asarray(prompt, dtype=np.int64), np.asarray(generated, dtype=np.int64)]))
+        places = np.searchsorted(ids, np.asarray(generated, dtype=np.int64))
+        return cls(ids, np.bincount(places, minlength=len(ids)))
 
     def plus(self, token: int) -> TokenCounts:
         """Return the counts after one more ``token``."""
-        place = int(np.searchsorted(self.ids, token))
+        place = int(self.ids.searchsorted(token))
         if place < len(self.ids) and self.ids[place] == token:
             counts = self.counts.copy()
             counts[place] += 1
             return TokenCounts(self.ids, counts)
-        return TokenCounts(np.insert(self.ids, place, token), np.insert(self.counts, place, 1))
+        return TokenCounts(_inserted(self.ids, place, token), _inserted(self.counts, place, 1))
 
 
-NO_TOKENS = TokenCounts.of(())
+def _inserted(values: Ids, place: int, value: int) -> Ids:
+    """As ``np.insert`` for one value, which takes ten times as long."""
+    result = np.empty(len(values) + 1, dtype=np.int64)
+    result[:place] = values[:place]
+    result[place] = value
+    result[place + 1 :] = values[place:]
+    return result
 
 
 def add_bias(row: Row, ids: Ids, bias: NDArray[np.float32]) -> None:
@@ -64,5 +71,5 @@ def penalise_repetition(row: Row, ids: Ids, penalty: float) -> None:
 
 
 def penalise_presence_and_frequency(row: Row, counts: TokenCounts, presence: float, frequency: float) -> None:
-    """Take ``presence`` once and ``frequency`` per occurrence off the tokens counted."""
-    row[counts.ids] -= (presence + frequency * counts.counts).astype(np.float32)
+    """Take ``presence`` once and ``frequency`` per occurrence off the tokens of the answer."""
+    row[counts.ids] -= (presence * (counts.counts > 0) + frequency * counts.counts).astype(np.float32)

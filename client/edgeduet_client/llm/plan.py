@@ -54,6 +54,13 @@ class Vocabulary:
         return min(self.size, self.width, self.tokens.vocab_size)
 
     @cached_property
+    def all_ids(self) -> Ids:
+        """All ids, read-only."""
+        ids = np.arange(self.used)
+        ids.flags.writeable = False
+        return ids
+
+    @cached_property
     def unknown_ids(self) -> Ids:
         """Ids among those used that stand for nothing."""
         pieces = self.tokens.pieces[: self.used]
@@ -80,10 +87,11 @@ class SamplingPlan:
         request: what was asked.
         vocab_width: width of the logits rows.
         vocab_size: how many of them belong to tokens; the others are never sampled.
+        all_ids: every id below; shared by all plans of a model, read-only.
         unknown_ids: ids below that stand for nothing either.
         truncations: rules that make the nominal set, in order.
         bias_ids, bias: logit bias; ascending ids and what is added to their logits.
-        prompt_ids: tokens of the prompt, each once; they count for the repetition penalty.
+        prompt_ids: tokens of the prompt, each once, where there is a repetition penalty.
         eos_ids: tokens that end a text, masked while fewer than ``min_tokens`` were generated.
         bad_words: banned texts, if any.
         grammar: start of the constraint, if any.
@@ -93,6 +101,7 @@ class SamplingPlan:
     request: GenerationRequest
     vocab_width: int
     vocab_size: int
+    all_ids: Ids = field(repr=False)
     unknown_ids: Ids = field(repr=False)
     truncations: tuple[Truncation, ...]
     bias_ids: Ids = field(repr=False)
@@ -153,11 +162,12 @@ def make_plan(
         request=request,
         vocab_width=vocabulary.width,
         vocab_size=vocabulary.used,
+        all_ids=vocabulary.all_ids,
         unknown_ids=vocabulary.unknown_ids,
         truncations=() if request.greedy else truncations_of(request),
         bias_ids=bias_ids,
         bias=np.array([request.logit_bias[int(token)] for token in bias_ids], dtype=np.float32),
-        prompt_ids=_below(vocabulary.used, prompt_ids),
+        prompt_ids=_below(vocabulary.used, prompt_ids if request.repetition_penalty != 1 else ()),
         eos_ids=_below(vocabulary.used, vocabulary.eos_ids),
         bad_words=BadWords(request.bad_words, vocabulary.token_index) if request.bad_words else None,
         grammar=_grammar_of(request, vocabulary),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from edgeduet_client.llm.gate import History, advance_history
 from edgeduet_client.llm.grammar import GrammarState
-from edgeduet_client.llm.penalties import NO_TOKENS, TokenCounts
+from edgeduet_client.llm.penalties import TokenCounts
 from edgeduet_client.llm.plan import SamplingPlan
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class SamplerState:
 
     Attributes:
         length: tokens generated so far (the prompt does not count).
-        counts: how often each was generated; kept only while a penalty needs it.
+        counts: tokens of prompt and answer; kept up only while a penalty needs it.
         history: what they say about the language of the answer; kept only with a gate.
         surprise_bound: mirostat's mu in bits; ``None`` for other samplers.
         tail: the answer's last bytes; kept only for bad words.
@@ -45,7 +45,7 @@ def initial_state(plan: SamplingPlan) -> SamplerState:
     tau = plan.request.mirostat_tau
     return SamplerState(
         length=0,
-        counts=NO_TOKENS,
+        counts=TokenCounts.of(plan.prompt_ids),
         history=History.EMPTY,
         surprise_bound=2 * tau if plan.mirostat and tau is not None else None,
         tail=b"",

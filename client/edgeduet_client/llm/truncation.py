@@ -39,7 +39,7 @@ Mask = NDArray[np.bool_]
 
 # Smaller than any exp of a float32 logit that is worth keeping, larger than the 0 of a -inf.
 _TINY = float(np.finfo(np.float32).tiny)
-_LOWEST = float(np.finfo(np.float32).min)
+_LOWEST, _HIGHEST = float(np.finfo(np.float32).min), float(np.finfo(np.float32).max)
 _FIRST_PREFIX = 1024
 _PREFIX_GROWTH = 8
 
@@ -129,7 +129,12 @@ def top_p(shifted: Row, p: float) -> Mask:
     if p >= 1:
         return possible(shifted)
     e = np.exp(shifted)
-    return e >= max(_mass_border(e, p * float(e.sum())), _TINY)
+    total = float(e.sum())
+    # All tokens below (1 - p) / V together hold less than 1 - p, so the set lies among the others: usually few.
+    likely = e[np.flatnonzero(e >= (1 - p) * total / len(e))]
+    border = _mass_border(likely, p * total) or _mass_border(e, p * total)
+    mask: Mask = e >= max(border, _TINY)
+    return mask
 
 
 def _mass_border(e: Row, mass: float) -> float:
@@ -170,9 +175,10 @@ def typical(shifted: Row, mass: float) -> Mask:
         return possible(shifted)
     e = np.exp(shifted)
     total = float(e.sum())
-    distance = np.abs(np.subtract(math.log(total) - _entropy(shifted, e, total), shifted))
-    mask: Mask = distance <= _distance_border(distance, e, mass * total)
-    return mask & possible(shifted)
+    distance = math.log(total) - _entropy(shifted, e, total) - shifted
+    np.abs(distance, out=distance)
+    mask: Mask = distance <= min(_distance_border(distance, e, mass * total), _HIGHEST)
+    return mask
 
 
 def _distance_border(distance: Row, e: Row, mass: float) -> float:
@@ -229,4 +235,8 @@ def _at_least_best(border: float) -> float:
 
 def _entropy(shifted: Row, e: Row, total: float) -> float:
     """Return H in nats: log S - sum(e d) / S, where tokens of e = 0 count nothing."""
-    return math.log(total) - float(np.dot(e, np.maximum(shifted, np.float32(-1e4)))) / total
+    with np.errstate(invalid="ignore"):
+        weighted = float(np.dot(e, shifted))
+    if math.isnan(weighted):  # 0 times -inf
+        weighted = float(np.dot(e, np.maximum(shifted, _LOWEST)))
+    return math.log(total) - weighted / total

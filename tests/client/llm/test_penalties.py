@@ -20,16 +20,19 @@ tokens = st.lists(st.integers(0, VOCABULARY - 1), max_size=30)
 logits = st.lists(st.one_of(st.floats(-50, 50, width=32), st.just(-np.inf)), min_size=VOCABULARY, max_size=VOCABULARY)
 
 
-@given(tokens)
-def test_counts_grow_by_values_and_equal_counting_at_once(generated: list[int]) -> None:
-    grown = TokenCounts.of(())
+@given(tokens, tokens)
+def test_counts_grow_by_values_and_equal_counting_at_once(prompt: list[int], generated: list[int]) -> None:
+    grown = TokenCounts.of(prompt)
+    assert grown.ids.tolist() == sorted(set(prompt)) and not grown.counts.any()
     for place, token in enumerate(generated):
-        before = dict(zip(grown.ids.tolist(), grown.counts.tolist(), strict=True))
+        ids, counts = grown.ids.tolist(), grown.counts.tolist()
         after = grown.plus(token)
-        assert dict(zip(grown.ids.tolist(), grown.counts.tolist(), strict=True)) == before, "never changed"
-        assert dict(zip(after.ids.tolist(), after.counts.tolist(), strict=True)) == Counter(generated[: place + 1])
+        assert (grown.ids.tolist(), grown.counts.tolist()) == (ids, counts), "never changed"
+        counted = Counter(generated[: place + 1])
+        assert after.ids.tolist() == sorted({*prompt, *counted})
+        assert after.counts.tolist() == [counted[token] for token in after.ids.tolist()]
         grown = after
-    at_once = TokenCounts.of(generated)
+    at_once = TokenCounts.of(prompt, generated)
     np.testing.assert_array_equal(grown.ids, at_once.ids)
     np.testing.assert_array_equal(grown.counts, at_once.counts)
 
@@ -45,12 +48,12 @@ def test_repetition_divides_positive_and_multiplies_negative_logits_once(
         np.testing.assert_allclose(edited[token], expected, rtol=1e-6)
 
 
-@given(logits, tokens, st.floats(-2, 2), st.floats(-2, 2))
-def test_presence_counts_once_and_frequency_every_time(
-    row: list[float], generated: list[int], presence: float, frequency: float
+@given(logits, tokens, tokens, st.floats(-2, 2), st.floats(-2, 2))
+def test_presence_counts_once_and_frequency_every_time_and_the_prompt_never(
+    row: list[float], prompt: list[int], generated: list[int], presence: float, frequency: float
 ) -> None:
     edited = np.array(row, dtype=np.float32)
-    penalise_presence_and_frequency(edited, TokenCounts.of(generated), presence, frequency)
+    penalise_presence_and_frequency(edited, TokenCounts.of(prompt, generated), presence, frequency)
     counted = Counter(generated)
     for token, z in enumerate(row):
         expected = z - (presence + frequency * counted[token] if token in counted else 0.0)
