@@ -7,11 +7,14 @@ import json
 import os
 import shutil
 import signal
+import ssl
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,9 @@ import grpc
 import httpx
 import openai
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
@@ -302,21 +308,37 @@ async def _ask_many(server: ServerProcess, count: int) -> tuple[int, int]:
     """Send ``count`` requests at once, each again when it is told to come back; return answers and refusals."""
     refused = 0
 
-    async def one(client: httpx.AsyncClient, number: int) -> bool:
+    async def one(number: int) -> bool:
         nonlocal refused
         while True:
             body = {"model": "tiny", "prompt": f"one two {number}", "max_tokens": 2, "seed": number}
-            answer = await client.post("/v1/completions", json=body)
-            if answer.status_code == 200:
-                return bool(answer.json()["choices"])
-            assert answer.status_code == 429, answer.text
+            status, headers, answer = await _post(server, body)
+            if status == 200:
+                return bool(answer["choices"])
+            assert status == 429, answer
             refused += 1
-            await asyncio.sleep(float(answer.headers["retry-after"]) * (0.5 + number % 100 / 100))
+            await asyncio.sleep(float(headers["retry-after"]) * (0.5 + number % 100 / 50))
 
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=200)
-    async with httpx.AsyncClient(base_url=server.http, limits=limits, timeout=600) as client:
-        answers = await asyncio.gather(*(one(client, number) for number in range(count)))
+    answers = await asyncio.gather(*(one(number) for number in range(count)))
     return sum(answers), refused
+
+
+async def _post(server: ServerProcess, body: Any) -> tuple[int, dict[str, str], Any]:
+    """Post a completion over a connection of its own; pooling clients take minutes over ten thousand of them."""
+    host, port = server.http.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    content = json.dumps(body).encode()
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(content)}\r\nConnection: close\r\n\r\n"
+    )
+    writer.write(head.encode() + content)
+    answer = await reader.read()
+    writer.close()
+    lines, _, content = answer.partition(b"\r\n\r\n")
+    first, *rest = lines.decode().split("\r\n")
+    headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in rest)}
+    return int(first.split()[1]), headers, json.loads(content)
 
 
 # --- the end of a server ----------------------------------------------------------------------------------
@@ -466,6 +488,65 @@ def test_with_a_token_from_the_environment_the_server_listens_everywhere_and_ask
         assert any("unencrypted" in event["event"] for event in server.events())
         # Nothing that was logged holds the token.
         assert TOKEN not in json.dumps(server.events())
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A self-signed certificate for 127.0.0.1, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "edgeduet test")])
+    now = datetime.now(UTC)
+    built = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), now, now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    folder = tmp_path_factory.mktemp("tls")
+    (folder / "cert.pem").write_bytes(built.public_bytes(serialization.Encoding.PEM))
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    (folder / "key.pem").write_bytes(private)
+    return folder / "cert.pem", folder / "key.pem"
+
+
+def test_with_a_certificate_both_ways_are_encrypted(
+    folder: Path, certificate: tuple[Path, Path], tmp_path: Path
+) -> None:
+    (tmp_path / "token").write_text(TOKEN)
+    (tmp_path / "token").chmod(0o600)
+    chain, key = certificate
+    options = ("--host", "0.0.0.0", "--token-file", tmp_path / "token", "--certificate", chain, "--key", key)
+    with serving(folder, *options, token=TOKEN) as server:
+        address = server.http.replace("0.0.0.0", "127.0.0.1")
+        assert address.startswith("https://")
+        trusted = ssl.create_default_context(cafile=str(chain))
+        assert httpx.get(f"{address}/v1/models", headers=server.headers, verify=trusted).status_code == 200
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{address}/v1/models", headers=server.headers)
+        credentials = grpc.ssl_channel_credentials(chain.read_bytes())
+        with grpc.secure_channel(server.grpc.replace("0.0.0.0", "127.0.0.1"), credentials) as channel:
+            allowed = (("authorization", f"Bearer {TOKEN}"),)
+            assert llm_pb2_grpc.LanguageModelStub(channel).Models(llm_pb2.ModelsRequest(), metadata=allowed).models
+        assert not [event for event in server.events() if event["level"] == "warning"]
+    for arguments in (("--certificate", chain), ("--certificate", chain, "--key", tmp_path / "missing")):
+        process = start("llm", "serve", folder, *arguments)
+        _, said = process.communicate(timeout=30)
+        assert process.returncode == 2 and said.startswith("error: ") and said.count("\n") == 1
+
+
+def test_requests_are_logged_only_when_asked_for_and_never_their_text(folder: Path, server: ServerProcess) -> None:
+    body = {"model": "tiny", "prompt": "the secret cat", "max_tokens": 3, "min_tokens": 3}
+    with serving(folder, "--verbose", "--no-grpc") as talkative:
+        assert httpx.post(f"{talkative.http}/v1/completions", json=body).status_code == 200
+        talkative.signal()
+        assert talkative.wait() == 0
+        (line,) = [event for event in talkative.events() if event["event"] == "request"]
+        assert line["outcome"] == "ok" and line["completion_tokens"] == 3 and line["call"] == "completions"
+        assert "secret" not in json.dumps(talkative.events())
+    httpx.post(f"{server.http}/v1/completions", json=body)
+    assert [event["event"] for event in server.events()] == ["loaded", "ready"]
 
 
 def test_a_port_that_is_taken_is_one_line(folder: Path, server: ServerProcess) -> None:
