@@ -175,7 +175,9 @@ def test_a_record_cut_short_is_computed_again_and_those_before_it_are_kept(cut: 
     again = stored(tmp_path, target)
     assert target.steps == 1
     assert [f.hidden_NH.tobytes() for f in again] == [f.hidden_NH.tobytes() for f in whole]
-    assert stored(tmp_path, ToyTarget())[2].labels_NL.tolist() == whole[2].labels_NL.tolist()
+    third = ToyTarget()
+    assert stored(tmp_path, third)[2].labels_NL.tolist() == whole[2].labels_NL.tolist()
+    assert third.steps == 0  # what was left half written does not hide what was written after it
 
 
 def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
