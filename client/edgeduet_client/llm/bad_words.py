@@ -44,7 +44,9 @@ class TokenIndex:
         ids = np.flatnonzero(self._ends - self._starts >= len(text))
         for offset, byte in enumerate(text):
             ids = ids[self._bytes[self._starts[ids] + offset] == byte]
-        return ids.astype(np.int64)
+        found: Ids = ids.astype(np.int64)
+        found.flags.writeable = False  # remembered, and handed out again
+        return found
 
 
 class BadWords:
@@ -55,6 +57,10 @@ class BadWords:
         self._index = index
         self._always = _union([index.containing(word) for word in self.words])
         self._longest = max(map(len, self.words))
+        self._rests: dict[bytes, list[bytes]] = {}
+        for word in self.words:
+            for begun in range(1, len(word)):
+                self._rests.setdefault(word[:begun], []).append(word[begun:])
 
     def banned(self, tail: bytes) -> Ids:
         """Return the ids that would complete a text after an answer that ends in ``tail``, ascending.
@@ -63,10 +69,9 @@ class BadWords:
             tail: the last bytes of the answer, as many as :meth:`extend_tail` keeps.
         """
         completing = [
-            self._index.starting_with(word[begun:])
-            for word in self.words
-            for begun in range(1, min(len(word) - 1, len(tail)) + 1)
-            if tail.endswith(word[:begun])
+            self._index.starting_with(rest)
+            for begun in range(1, len(tail) + 1)
+            for rest in self._rests.get(tail[-begun:], ())
         ]
         return _union([self._always, *completing]) if completing else self._always
 

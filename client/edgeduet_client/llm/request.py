@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
 
@@ -86,13 +86,15 @@ class GenerationRequest(BaseModel):
     presence_penalty: float = Field(0.0, ge=-2, le=2, description="taken off tokens that are in the answer")
     frequency_penalty: float = Field(0.0, ge=-2, le=2, description="taken off for each time a token is in the answer")
     logit_bias: dict[int, float] = Field(default_factory=dict, description="added to raw logits, -100 to 100, by id")
-    bad_words: tuple[str, ...] = Field(
+    bad_words: tuple[Annotated[str, Field(max_length=256)], ...] = Field(
         (), max_length=1024, description="texts that never appear in the answer, however they are split into tokens"
     )
 
     min_tokens: int = Field(0, ge=0, description="no end of text before so many tokens")
     max_tokens: int | None = Field(None, ge=1, description="tokens at most; none = what the context holds")
-    stop: tuple[str, ...] = Field((), max_length=64, description="texts that end the answer and are not part of it")
+    stop: tuple[Annotated[str, Field(max_length=1024)], ...] = Field(
+        (), max_length=64, description="texts that end the answer and are not part of it"
+    )
     seed: int | None = Field(None, ge=0, lt=2**64, description="same seed, same draws; none = a fresh one")
     logprobs: int | None = Field(
         None, ge=0, le=MAX_ALTERNATIVES, description="log-probabilities, with so many alternatives a token"
