@@ -12,11 +12,12 @@ import numpy as np
 
 from edgeduet_client.llm.chat_template import ChatTemplate
 from edgeduet_client.llm.context_limit import fit_prompt
-from edgeduet_client.llm.errors import RequestError
+from edgeduet_client.llm.errors import ModelError, RequestError
 from edgeduet_client.llm.families import FamilyTable, family_table
+from edgeduet_client.llm.free_memory import available_memory
 from edgeduet_client.llm.gate import Gate
 from edgeduet_client.llm.generate import Answer, Clock, Finished, Interruption, Sampling, TextPiece, generate
-from edgeduet_client.llm.kv_cache import KVCache
+from edgeduet_client.llm.kv_cache import FIRST_CAPACITY, KVCache
 from edgeduet_client.llm.model_folder import CHAT_TEMPLATE, FAMILIES, TOKENIZER, Manifest, ModelFolder
 from edgeduet_client.llm.plan import Vocabulary, make_plan
 from edgeduet_client.llm.request import GenerationRequest
@@ -59,10 +60,12 @@ class LocalModel:
             spinning: see :class:`TargetSession`.
 
         Raises:
-            ModelError: the folder, one of its files or a library cannot be used; one line that says which.
+            ModelError: the folder, one of its files or a library cannot be used, or the machine has too little
+                memory for it; one line that says which.
         """
         folder = name_or_path if isinstance(name_or_path, ModelFolder) else ModelFolder.open(name_or_path, root)
         manifest = folder.manifest
+        _refuse_too_large(folder)
         tokenizer_json = folder.file(TOKENIZER)
         tokenizer = Tokenizer(tokenizer_json, name=manifest.name, bos_id=manifest.bos_id, add_bos=manifest.add_bos)
         tokenizer.template = ChatTemplate.read(folder.file(CHAT_TEMPLATE), special_tokens=_names(manifest, tokenizer))
@@ -147,6 +150,16 @@ class LocalModel:
                     field="prompt",
                 )
         return prompt
+
+
+def _refuse_too_large(folder: ModelFolder) -> None:
+    """Say so before the system ends the process for it: weights are copied into the kernels' own layout."""
+    needed, free = folder.memory_bytes(FIRST_CAPACITY), available_memory()
+    if needed > free:
+        raise ModelError(
+            f"{folder.name} needs {needed / 1e6:,.0f} MB of memory and {free / 1e6:,.0f} MB are free; "
+            "close other programs, or import a smaller model or one of fewer bits"
+        )
 
 
 def _names(manifest: Manifest, tokenizer: Tokenizer) -> dict[str, str]:

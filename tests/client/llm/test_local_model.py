@@ -125,6 +125,12 @@ def test_damage_is_one_line(folder: ModelFolder) -> None:
         LocalModel.open("tinny", folder.path.parent)
 
 
+def test_a_model_larger_than_the_memory_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "huge", memory_weights=10**15)
+    with pytest.raises(ModelError, match=r"tiny needs 1,000,000,000 MB of memory and [\d,]+ MB are free; close"):
+        LocalModel.open(folder)
+
+
 def test_answering_imports_neither_torch_nor_transformers_nor_onnx(folder: ModelFolder) -> None:
     script = f"""
 import sys
