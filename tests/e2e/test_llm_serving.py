@@ -317,7 +317,7 @@ async def _ask_many(server: ServerProcess, count: int) -> tuple[int, int]:
                 return bool(answer["choices"])
             assert status == 429, answer
             refused += 1
-            await asyncio.sleep(float(headers["retry-after"]) * (0.5 + number % 100 / 50))
+            await asyncio.sleep(float(headers["retry-after"]) + number % 100 / 100)
 
     answers = await asyncio.gather(*(one(number) for number in range(count)))
     return sum(answers), refused

@@ -113,6 +113,29 @@ def test_the_estimate_follows_how_long_work_takes(log: list[str]) -> None:
     queue.stop()
 
 
+def test_refused_callers_are_told_times_one_after_the_other(log: list[str]) -> None:
+    now = [0.0]
+    queue = WorkQueue(0, clock=lambda: now[0])
+    slow = running(queue, log)
+    now[0] = 4.0
+    slow.go.set()
+    assert queue.wait_idle(5)
+    running(queue, log)
+
+    def told() -> int:
+        with pytest.raises(QueueFull) as refused:
+            queue.check_room()
+        assert refused.value.retry_after_s is not None
+        return refused.value.retry_after_s
+
+    # Four seconds of work each: one place every four seconds, up to a minute.
+    assert [told() for _ in range(4)] == [4, 8, 12, 16]
+    assert [told() for _ in range(100)][-1] == 60
+    now[0] = 1000.0
+    assert told() == 4
+    queue.stop()
+
+
 def test_leaving_the_line_makes_room_and_the_work_is_never_begun(queue: WorkQueue, log: list[str]) -> None:
     first = running(queue, log)
     left, stayed = Task(log, "left"), Task(log, "stayed")

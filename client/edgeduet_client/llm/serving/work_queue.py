@@ -71,6 +71,7 @@ class WorkQueue:
         self._draining = False
         self._stopped = False
         self._mean_s: float | None = None
+        self._next_return = 0.0
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
@@ -156,8 +157,15 @@ class WorkQueue:
             )
 
     def _retry_after_s(self) -> int:
-        """About when a place may be free: one mean duration of the work so far, at least a second."""
-        return min(_LONGEST_RETRY_S, max(1, math.ceil(self._mean_s or 1.0)))
+        """When the caller who is refused now may find a place: whole seconds, one to a minute.
+
+        Each gets a time of its own, one mean duration of the work after the one before: told the same time, a
+        thousand refused callers would come back at once, and answering them would be all the server does.
+        """
+        now, mean = self._clock(), self._mean_s or 1.0
+        comes_back = max(now + mean, min(self._next_return, now + _LONGEST_RETRY_S))
+        self._next_return = comes_back + mean
+        return min(_LONGEST_RETRY_S, max(1, math.ceil(comes_back - now)))
 
     def _serve(self) -> None:
         while True:
