@@ -259,6 +259,9 @@ def _recover(target: Path) -> None:
 
 def _system_failure(root: Path, error: OSError) -> EdgeDuetError:
     """Return the line for what the system refused while a folder was made under ``root``."""
+    if error.errno is None:  # raised by a library in words of its own; ours and Python's have a number
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        return ModelError(f"cannot read the source: {said}")
     named = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else None
     # What has no name was a write to an open file; what lies elsewhere belongs to the source.
     if named is None or named.absolute().is_relative_to(root.absolute()) or named in root.absolute().parents:
