@@ -7,6 +7,7 @@ neither onnxruntime nor torch is installed.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import Annotated
 
@@ -48,6 +49,8 @@ def _root(
 
 def main() -> None:
     """Run the command line; a problem the user can fix is one line and exit code 2."""
+    # What stops a service stops a command as Ctrl-C does: cleaned up, and with a word on how things stand.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     debug = os.environ.get("EDGEDUET_DEBUG") == "1"
     try:
         app()

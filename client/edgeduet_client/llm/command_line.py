@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -60,6 +61,16 @@ SetOption = Annotated[
         show_default=False,
     ),
 ]
+
+
+@contextmanager
+def says_when_interrupted(how: str) -> Iterator[None]:
+    """On Ctrl-C, say how things stand and leave with the shell's exit code for an interrupt."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        typer.echo(f"interrupted: {how}", err=True)
+        raise typer.Exit(130) from stop
 
 
 def print_piece(text: str) -> None:

@@ -24,6 +24,7 @@ from edgeduet_client.llm.command_line import (
     print_json,
     print_piece,
     print_table,
+    says_when_interrupted,
 )
 from edgeduet_client.llm.gate_commands import gate_app
 
@@ -94,7 +95,7 @@ def import_(
         compare_with_source=not no_source_check,
         replace=replace,
     )
-    with StepProgress(shown=not quiet) as progress:
+    with says_when_interrupted("nothing was imported"), StepProgress(shown=not quiet) as progress:
         folder = import_model(source, options, root=models, progress=progress)
     if json:
         typer.echo(folder.manifest.model_dump_json(indent=2))

@@ -18,6 +18,7 @@ from edgeduet_client.llm.command_line import (
     ThreadsOption,
     print_json,
     print_table,
+    says_when_interrupted,
 )
 
 gate_app = typer.Typer(
@@ -67,7 +68,8 @@ def train(
     from edgeduet_client.llm.step_progress import StepProgress
 
     options = gate_options(per_language=per_language, norms=norms, epochs=epochs, seed=seed)
-    with StepProgress(shown=not quiet) as progress:
+    goes_on = says_when_interrupted("the model is as it was; the same command goes on where this one stopped")
+    with goes_on, StepProgress(shown=not quiet) as progress:
         trained = train_gate(
             model,
             texts=texts,
