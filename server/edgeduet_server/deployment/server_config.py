@@ -47,6 +47,9 @@ class NetworkConfig(_Section):
     superlink_port: int = Field(default=9444, ge=1, le=65535, description="Flower's SuperLink, on loopback only")
     admin_host: str = Field(default="127.0.0.1", description="Address of the admin service")
     admin_port: int = Field(default=9445, ge=1, le=65535, description="Port of the admin service (gRPC, TLS, tokens)")
+    admin_reflection: bool = Field(
+        default=False, description="Let tools list the admin service's calls (gRPC reflection)"
+    )
     metrics_port: int = Field(default=9446, ge=1, le=65535, description="Readiness and Prometheus, on loopback only")
 
     @model_validator(mode="after")
