@@ -425,11 +425,32 @@ def test_an_idle_server_ends_at_once(folder: Path) -> None:
 def test_two_servers_on_one_folder_give_the_same_answers(folder: Path, server: ServerProcess) -> None:
     body = {"model": "tiny", "prompt": "the cat", "max_tokens": 16, "seed": 9}
     with serving(folder, "--no-grpc") as other:
-        texts = [
-            httpx.post(f"{address}/v1/completions", json=body).json()["choices"][0]["text"]
+        answers = [
+            httpx.post(f"{address}/v1/completions", json=body).json()
             for address in (server.http, other.http, server.http)
         ]
-    assert len(set(texts)) == 1
+    assert len({answer["choices"][0]["text"] for answer in answers}) == 1
+    assert len({answer["system_fingerprint"] for answer in answers}) == 1
+
+
+def test_one_server_serves_two_models_side_by_side(folder: Path, tmp_path: Path) -> None:
+    other = write_model(tmp_path / "other", name="other", chat_template=None, seed=1).path
+    with serving(folder, other) as server, client_of(server) as client:
+        assert {model.id for model in client.models.list()} == {"tiny", "other"}
+        with httpx.stream("POST", f"{server.http}/v1/completions", json=ENDLESS_BODY | {"stream": True}) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            # Each has a worker of its own.
+            assert client.completions.create(model="other", prompt="the cat", max_tokens=2, timeout=20).choices
+            assert server.metric("running", model="tiny") == 1
+        with grpc.insecure_channel(server.grpc) as channel:
+            stub = llm_pb2_grpc.LanguageModelStub(channel)
+            with pytest.raises(grpc.RpcError) as unnamed:
+                list(stub.Generate(llm_pb2.GenerateRequest(prompt="the cat")))
+            assert unnamed.value.code() == grpc.StatusCode.NOT_FOUND
+    process = start("llm", "serve", folder, folder)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 2 and "same name" in said.splitlines()[-1]
 
 
 def test_a_folder_that_is_replaced_or_removed_while_it_is_served(folder: Path, tmp_path: Path) -> None:

@@ -62,6 +62,13 @@ def test_a_cache_that_is_given_out_is_given_to_nobody_else() -> None:
     assert first is not second and second.length == 0
 
 
+def test_a_waiting_cache_holds_no_rows_of_logits() -> None:
+    kept, cache = pool(), filled(range(50))
+    cache.prepared["a form of step"] = object()
+    kept.put(cache)
+    assert kept.take(range(60)) is cache and not cache.prepared
+
+
 def test_an_early_branch_gets_a_copy_and_the_conversation_keeps_its_cache() -> None:
     kept = pool()
     conversation = filled(range(300))

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from starlette.requests import Request
 from starlette.testclient import TestClient
 
+from edgeduet_client.llm.errors import ModelError
+from edgeduet_client.llm.generate import TextPiece
 from edgeduet_client.llm.local_model import LocalModel
 from edgeduet_client.llm.model_folder import ModelFolder
+from edgeduet_client.llm.serving import http_api
 from edgeduet_client.llm.serving.access import Access
 from edgeduet_client.llm.serving.engine import Engine
 from edgeduet_client.llm.serving.http_api import make_app
@@ -140,6 +145,42 @@ def test_a_stream_says_what_a_whole_answer_says(client: TestClient, n: int) -> N
 def test_a_stream_has_no_usage_unless_asked(client: TestClient) -> None:
     chunks = events_of(client.post("/v1/chat/completions", json=HELLO | {"stream": True}).text)
     assert all("usage" not in chunk and chunk["choices"] for chunk in chunks)
+
+
+def test_a_stream_that_breaks_ends_with_an_error_event(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(*_: object, **__: object) -> Iterator[TextPiece]:
+        yield TextPiece("the ", (5,), None)
+        raise ModelError("the disk is gone")
+
+    monkeypatch.setattr(LocalModel, "generate", breaks)
+    answer = client.post("/v1/chat/completions", json=HELLO | {"stream": True})
+    lines = [json.loads(line.removeprefix("data: ")) for line in answer.text.split("\n\n") if line]
+    assert lines[1]["choices"][0]["delta"] == {"content": "the "}
+    assert lines[-1]["error"]["code"] == "model_error" and lines[-1]["error"]["message"] == "the disk is gone"
+    # Whole, it is a status.
+    assert error_of(client.post("/v1/chat/completions", json=HELLO), 500)["type"] == "server_error"
+
+
+def test_a_failure_nobody_thought_of_is_an_error_too_and_keeps_its_details(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise ZeroDivisionError("the secret cat")
+
+    monkeypatch.setattr(Engine, "admit_text", fails)
+    error = error_of(client.post("/v1/completions", json=GO_ON), 500)
+    assert error["code"] == "internal_error" and "secret" not in error["message"]
+
+
+def test_a_body_that_does_not_arrive_is_given_up(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_api, "_BODY_S", 0.05)
+
+    async def never(self: Request) -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(Request, "stream", never)
+    assert error_of(client.post("/v1/completions", json=GO_ON), 408)["code"] == "request_too_slow"
 
 
 def test_log_probabilities_add_up(client: TestClient) -> None:

@@ -60,6 +60,8 @@ class CachePool:
         """Take ``cache`` back; it, or the least recently used ones, go where the budget would be exceeded."""
         if cache.length < _WORTH_KEEPING or _size(cache) > self._budget:
             return
+        # Bindings hold rows of logits, a megabyte each with a large vocabulary, and are made anew in a millisecond.
+        cache.prepared.clear()
         self._waiting.append(cache)
         while self.bytes > self._budget:
             del self._waiting[0]

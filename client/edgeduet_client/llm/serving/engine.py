@@ -79,6 +79,8 @@ class Engine:
         self.context_length = model.session.cache_shape.limit
         self.defaults = usable_defaults(folder.generation_defaults())
         self._watch = FolderWatch(folder)
+        # OpenAI's word for "the same seed gives the same answer as long as this stays".
+        self.fingerprint = f"fp_{self._watch.digest[:12]}"
         self._clock = clock
         self.queue = WorkQueue(limits.queue, name=f"edgeduet {name}", clock=clock)
         self.caches = CachePool(model.session.new_cache, limits.cache_bytes)

@@ -18,13 +18,16 @@ class FolderWatch:
 
     A look at size and time of every file the manifest names; the manifest is read again only when its own changed.
     It holds the checksums of all files, so the same manifest is the same model.
+
+    Attributes:
+        digest: checksum of the manifest.
     """
 
     def __init__(self, folder: ModelFolder) -> None:
         self._folder = folder
         self._files = [folder.file(name) for name in (MANIFEST, *folder.manifest.files)]
         self._stamps = [_stamp(file) for file in self._files]
-        self._digest = file_sha256(folder.file(MANIFEST))
+        self.digest = file_sha256(folder.file(MANIFEST))
 
     def check(self) -> None:
         """Look once more.
@@ -36,7 +39,7 @@ class FolderWatch:
             stamps = [_stamp(file) for file in self._files]
             if stamps == self._stamps:
                 return
-            same = file_sha256(self._files[0]) == self._digest and all(
+            same = file_sha256(self._files[0]) == self.digest and all(
                 stamp[1] == facts.bytes
                 for stamp, facts in zip(stamps[1:], self._folder.manifest.files.values(), strict=True)
             )

@@ -114,7 +114,9 @@ def _asked(
     echoes: Sequence[str],
     settings: Mapping[str, Any],
 ) -> Asked:
-    envelope = openai_reply.Envelope(isinstance(body, ChatBody), engine.name, engine.model.tokenizer)
+    envelope = openai_reply.Envelope(
+        isinstance(body, ChatBody), engine.name, engine.fingerprint, engine.model.tokenizer
+    )
     choices: list[Choice] = []
     answers: list[openai_reply.Answer] = []
     for prompt, echo in zip(prompts, echoes, strict=True):

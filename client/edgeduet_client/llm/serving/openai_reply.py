@@ -34,11 +34,13 @@ class Envelope:
     Attributes:
         chat: whether this is a chat, or a completion.
         model: name of the model.
+        fingerprint: stays as long as the model does.
         tokenizer: shows tokens in log-probabilities.
     """
 
     chat: bool
     model: str
+    fingerprint: str
     tokenizer: Tokenizer
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
@@ -55,7 +57,13 @@ class Envelope:
 
     def _head(self, kind: str) -> Json:
         prefix = "chatcmpl" if self.chat else "cmpl"
-        return {"id": f"{prefix}-{self.id}", "object": kind, "created": self.created, "model": self.model}
+        return {
+            "id": f"{prefix}-{self.id}",
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
 
 
 @dataclass
