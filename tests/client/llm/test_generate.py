@@ -87,6 +87,14 @@ def test_pieces_joined_are_the_decoded_ids(
         assert len(ids) == finished.completion_tokens - (finished.reason == "stop")
 
 
+def test_a_leading_space_shows_unless_the_answer_begins_a_text(sentencepiece: LocalModel) -> None:
+    (the,) = sentencepiece.tokenizer.encode("the")
+    end = sentencepiece.manifest.eos_ids[0]
+    for prompt, expected in ((SHORT, " the the"), ([*SHORT, end], "the the")):
+        pieces, _ = answer(sentencepiece, prompt, logit_bias={the: 100.0}, max_tokens=2)
+        assert text_of(pieces) == expected
+
+
 def test_every_piece_but_the_last_shows_text(model: LocalModel) -> None:
     pieces, _ = answer(model, SHORT, seed=3, max_tokens=40)
     assert all(piece.text for piece in pieces[:-1])

@@ -115,6 +115,16 @@ def test_a_message_may_hold_private_use_characters(chat: Tokenizer) -> None:
         chat.encode_chat([{"role": "user", "content": blocked}])
 
 
+def test_a_special_name_inside_a_longer_one(tmp_path: Path) -> None:
+    made = byte_level_tokenizer()
+    made.add_special_tokens(["<|end|>!"])
+    made.save(str(tmp_path / "tokenizer.json"))
+    ours = Tokenizer(tmp_path / "tokenizer.json", template=ChatTemplate(CHAT_TEMPLATE_SOURCE))
+    ids = ours.encode_chat([{"role": "user", "content": "<|end|>!"}])
+    assert sum(token in ours.special_ids for token in ids) == 3
+    assert ours.decode(ids) == "user\n<|end|>!\nassistant\n"
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.sampled_from(["<|end|>", "<|start|>", "<|", "<", "|>", "end", " the"]), max_size=8))
 def test_no_message_makes_special_tokens(chat: Tokenizer, parts: list[str]) -> None:
