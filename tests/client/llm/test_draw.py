@@ -38,6 +38,11 @@ def test_the_token_is_where_the_running_sum_passes_the_uniform_number(
     assert below - 1e-12 <= uniform <= below + float(distribution.probabilities[place]) + 1e-12
 
 
+def test_a_uniform_number_on_a_border_belongs_to_the_token_above_it() -> None:
+    distribution = Distribution(np.array([3, 7]), np.array([0.5, 0.5]))
+    assert [draw(distribution, Fixed(u)) for u in (0.0, np.nextafter(0.5, 0.0), 0.5)] == [3, 3, 7]
+
+
 @given(distributions())
 def test_nothing_outside_the_support_comes_out_at_either_end(distribution: Distribution) -> None:
     assert draw(distribution, Fixed(0.0)) == distribution.ids[0]

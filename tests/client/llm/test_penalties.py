@@ -45,7 +45,7 @@ def test_repetition_divides_positive_and_multiplies_negative_logits_once(
     penalise_repetition(edited, np.unique(np.array(seen, dtype=np.int64)), penalty)
     for token, z in enumerate(row):
         expected = z if token not in seen else z / penalty if z > 0 else z * penalty
-        np.testing.assert_allclose(edited[token], expected, rtol=1e-6)
+        np.testing.assert_allclose(edited[token], expected, rtol=1e-6, atol=1e-30)
 
 
 @given(logits, tokens, tokens, st.floats(-2, 2), st.floats(-2, 2))
@@ -64,4 +64,4 @@ def test_presence_counts_once_and_frequency_every_time_and_the_prompt_never(
 def test_bias_is_added(row: list[float], bias: dict[int, float]) -> None:
     edited = np.array(row, dtype=np.float32)
     add_bias(edited, np.array(list(bias), dtype=np.int64), np.array(list(bias.values()), dtype=np.float32))
-    np.testing.assert_allclose(edited, [z + bias.get(token, 0.0) for token, z in enumerate(row)], rtol=1e-6)
+    np.testing.assert_allclose(edited, [z + bias.get(token, 0.0) for token, z in enumerate(row)], rtol=1e-6, atol=1e-30)
