@@ -128,6 +128,24 @@ def test_a_caller_who_leaves_frees_the_worker_and_the_next_one_is_answered(engin
     assert counted(engine, "cancelled") == 1
 
 
+def test_leaving_ends_the_work_with_the_token_at_hand(engine: Engine) -> None:
+    heard, shown = Heard(), []
+
+    def deliver(event: Event) -> None:
+        heard.deliver(event)
+        if isinstance(event, Piece):
+            shown.extend(event.piece.ids)
+            if len(shown) >= 5:
+                ticket.cancel()  # on the worker's own thread: nothing happens in between
+
+    choices = engine.choices(engine.admit_text("the cat"), ENDLESS, 2)
+    ticket = engine.generate(choices, deliver, call="test")
+    ends = finished(heard.all())
+    # The second answer is not begun. The token at hand may still be drawn, others are not.
+    assert [end.reason for end in ends] == ["cancelled"]
+    assert ends[0].completion_tokens <= len(shown) + 1
+
+
 def test_a_caller_who_leaves_the_line_is_counted_and_never_served(engine: Engine) -> None:
     first, _ = ask(engine, "the cat", **ENDLESS)
     second, heard = ask(engine, "the dog", max_tokens=3)
