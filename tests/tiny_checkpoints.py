@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tiny_llm import byte_fallback_tokenizer, byte_level_tokenizer
 from tokenizers import Tokenizer
+
+from tiny_llm import byte_fallback_tokenizer, byte_level_tokenizer
 
 VOCABULARY = 320
 
@@ -150,7 +151,9 @@ class TinyGguf:
     def _add_sentencepiece(self, tokenizer: Tokenizer) -> None:
         tokens = [tokenizer.id_to_token(place) for place in range(tokenizer.get_vocab_size())]
         tokens += [f"<unused{place}>" for place in range(len(tokens), self.vocabulary)]
-        kinds = [_CONTROL if t in ("<unk>", "<s>", "</s>") else _BYTE if t.startswith("<0x") else _NORMAL for t in tokens]
+        kinds = [
+            _CONTROL if t in ("<unk>", "<s>", "</s>") else _BYTE if t.startswith("<0x") else _NORMAL for t in tokens
+        ]
         self.writer.add_tokenizer_model("llama")
         self.writer.add_token_list(tokens)
         self.writer.add_token_scores([-float(place) for place in range(len(tokens))])

@@ -22,6 +22,7 @@ import numpy as np
 
 # Large tables are worked on in pieces, so that what comes in between stays small.
 _ROWS_AT_ONCE = 4096
+_NUMBERS_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -122,57 +123,79 @@ def stack(parts: Sequence[DenseMatrix | BlockMatrix]) -> DenseMatrix | BlockMatr
 
 
 def quantise(values_NK: np.ndarray, *, bits: int, block: int = 32) -> BlockMatrix:
-    """Round a dense weight to symmetric blocks (the formulas: :func:`_quantise_rows`).
+    """Round a dense weight to blocks (the formulas: :func:`_quantise_8`, :func:`_quantise_4`).
 
     Args:
         values_NK: float32 ``(N, K)``; ``K`` is a multiple of ``block``.
         bits: 4 or 8.
     """
     outputs, inputs = values_NK.shape
-    codes_NK = np.empty((outputs, inputs), np.uint8)
-    scales_NB = np.empty((outputs, inputs // block), np.float32)
-    for at in range(0, outputs, _ROWS_AT_ONCE):
-        here = slice(at, at + _ROWS_AT_ONCE)
-        codes_NK[here], scales_NB[here] = _quantise_rows(values_NK[here], bits, block)
-    return BlockMatrix(bits, block, codes_NK, scales_NB)
+    rows = max(1, _NUMBERS_AT_ONCE // inputs)
+    pieces = []
+    for at in range(0, outputs, rows):
+        values_NBk = values_NK[at : at + rows].reshape(-1, inputs // block, block).astype(np.float32)
+        pieces.append(_quantise_8(values_NBk) if bits == 8 else _quantise_4(values_NBk))
+    codes, scales, offsets = zip(*pieces, strict=True)
+    return BlockMatrix(
+        bits,
+        block,
+        np.concatenate(codes).reshape(outputs, inputs),
+        np.concatenate(scales),
+        None if bits == 8 else np.concatenate(offsets),
+    )
 
 
-def _quantise_rows(values_NK: np.ndarray, bits: int, block: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return codes ``(N, K)`` and scales ``(N, B)``.
+def _quantise_8(values_NBk: np.ndarray) -> tuple[np.ndarray, np.ndarray, None]:
+    """Return codes and scales: the largest magnitude of a block lies on code 127, as in GGUF's Q8_0."""
+    scales_NB = np.abs(values_NBk).max(axis=-1) / np.float32(127)
+    steps = np.rint(values_NBk * _inverse(scales_NB)[..., None])
+    return (np.clip(steps, -128, 127) + 128).astype(np.uint8), scales_NB, None
 
-    8 bits: the scale puts the largest magnitude of the block on code 127, as GGUF's Q8_0 does. 4 bits: the
-    signed extreme goes to code -8 (one more level than +7), as Q4_0 does, and of a few shrunken scales the
-    one with the least squared error is kept.
+
+def _quantise_4(values_NBk: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return codes, scales and offsets: 16 even steps, placed by least squares.
+
+    The steps first span the block from least to greatest. Then, for a few spans a little wider or narrower,
+    values are rounded to the nearest step, and scale and offset fitted to the codes (a straight line through the
+    points ``(code, value)``); per block the best of all is kept. The search is that of ggml's
+    ``make_qkx2_quants``, without its weights.
     """
-    outputs, inputs = values_NK.shape
-    values_NBk = values_NK.reshape(outputs, inputs // block, block).astype(np.float32)
-    largest_NB = np.abs(values_NBk).max(axis=-1)
-    if bits == 8:
-        scales_NB = largest_NB / 127.0
-        codes = _codes(values_NBk, scales_NB, bits)
-    else:
-        at_NB = np.abs(values_NBk).argmax(axis=-1)
-        extreme_NB = np.take_along_axis(values_NBk, at_NB[..., None], axis=-1)[..., 0]
-        scales_NB = extreme_NB / -8.0
-        codes = _codes(values_NBk, scales_NB, bits)
-        error_NB = _squared_error(values_NBk, codes, scales_NB)
-        for shrink in (0.95, 0.9, 0.85, 0.8):
-            tried_NB = extreme_NB / -8.0 * np.float32(shrink)
-            tried = _codes(values_NBk, tried_NB, bits)
-            tried_error_NB = _squared_error(values_NBk, tried, tried_NB)
-            better_NB = tried_error_NB < error_NB
-            codes[better_NB] = tried[better_NB]
-            scales_NB = np.where(better_NB, tried_NB, scales_NB)
-            error_NB = np.minimum(tried_error_NB, error_NB)
-    return codes.reshape(outputs, inputs), scales_NB
+    least_NB, greatest_NB = values_NBk.min(axis=-1), values_NBk.max(axis=-1)
+    span_NB = greatest_NB - least_NB
+    codes = _steps(values_NBk, least_NB, span_NB / np.float32(15))
+    scales_NB, starts_NB = span_NB / np.float32(15), least_NB
+    error_NB = _squared_error(values_NBk, codes, scales_NB, starts_NB)
+    for steps in (13.0, 13.5, 14.0, 14.5, 15.0, 15.5, 16.0, 16.5, 17.0):
+        tried = _steps(values_NBk, least_NB, span_NB / np.float32(steps))
+        line = _fitted_line(values_NBk, tried)
+        tried_error_NB = _squared_error(values_NBk, tried, *line)
+        better_NB = tried_error_NB < error_NB
+        codes[better_NB] = tried[better_NB]
+        scales_NB, starts_NB = np.where(better_NB, line, (scales_NB, starts_NB))
+        error_NB = np.where(better_NB, tried_error_NB, error_NB)
+    return codes.astype(np.uint8), scales_NB, starts_NB + 8 * scales_NB
 
 
-def _codes(values_NBk: np.ndarray, scales_NB: np.ndarray, bits: int) -> np.ndarray:
-    middle = 1 << (bits - 1)
-    inverse_NB = np.divide(1.0, scales_NB, out=np.zeros_like(scales_NB), where=scales_NB != 0)
-    rounded = np.rint(values_NBk * inverse_NB[..., None])
-    return (np.clip(rounded, -middle, middle - 1) + middle).astype(np.uint8)
+def _steps(values_NBk: np.ndarray, starts_NB: np.ndarray, scales_NB: np.ndarray) -> np.ndarray:
+    """Return the nearest of the steps 0..15 from ``starts_NB`` on, float32."""
+    return np.clip(np.rint((values_NBk - starts_NB[..., None]) * _inverse(scales_NB)[..., None]), 0, 15)
 
 
-def _squared_error(values_NBk: np.ndarray, codes: np.ndarray, scales_NB: np.ndarray) -> np.ndarray:
-    return np.square((codes.astype(np.float32) - 8.0) * scales_NB[..., None] - values_NBk).sum(axis=-1)
+def _fitted_line(values_NBk: np.ndarray, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return slope and start of the line of least squares through (code, value) of every block."""
+    mean_code_NB, mean_value_NB = codes.mean(axis=-1), values_NBk.mean(axis=-1)
+    from_mean = codes - mean_code_NB[..., None]
+    spread_NB = np.square(from_mean).sum(axis=-1)
+    slope_NB = (from_mean * values_NBk).sum(axis=-1) / np.maximum(spread_NB, np.float32(1e-6))
+    return slope_NB, mean_value_NB - slope_NB * mean_code_NB
+
+
+def _inverse(scales_NB: np.ndarray) -> np.ndarray:
+    """Return ``1 / scale``, and 0 for a block without extent (or one too small for float32)."""
+    return np.divide(1.0, scales_NB, out=np.zeros_like(scales_NB), where=scales_NB > np.float32(1e-30))
+
+
+def _squared_error(
+    values_NBk: np.ndarray, codes: np.ndarray, scales_NB: np.ndarray, starts_NB: np.ndarray
+) -> np.ndarray:
+    return np.square(codes * scales_NB[..., None] + starts_NB[..., None] - values_NBk).sum(axis=-1)

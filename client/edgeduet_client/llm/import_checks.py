@@ -55,29 +55,51 @@ class GreedyIdentity:
     largest_logit_difference: float
 
 
+@dataclass(frozen=True)
+class GreedyText:
+    """What a graph wrote after a prompt.
+
+    Attributes:
+        logits_RV: float32, one row for each of ``tokens``: what it was picked from.
+    """
+
+    prompt: Sequence[int]
+    tokens: Sequence[int]
+    logits_RV: np.ndarray
+
+
 def check_text() -> str:
     """Return the fixed text on which perplexity is measured."""
     return Path(__file__).with_name("import_check.txt").read_text("utf-8")
 
 
+def generate_greedily(session: TargetSession, prompt: Sequence[int]) -> GreedyText:
+    """Write on after ``prompt``, at most :data:`GREEDY_TOKENS` tokens and no further than the context reaches."""
+    cache = session.new_cache()
+    row = session.prefill(prompt, cache).logits[0].copy()
+    tokens, rows = [int(row.argmax())], [row]
+    wanted = min(GREEDY_TOKENS, session.cache_shape.limit - len(prompt))
+    while len(tokens) < wanted:
+        row = session.forward(tokens[-1:], cache).logits[0].copy()
+        rows.append(row)
+        tokens.append(int(row.argmax()))
+    return GreedyText(prompt, tokens, np.stack(rows))
+
+
 def check_greedy_identity(
-    session: TargetSession,
+    texts: Sequence[GreedyText],
     source: SourceLogits,
-    prompts: Sequence[Sequence[int]],
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> GreedyIdentity:
-    """Generate greedily from every prompt and compare each token with the source.
-
-    Args:
-        prompts: token ids of each prompt.
+    """Compare each token that was picked greedily with what the source picks there.
 
     Raises:
         ModelError: a token differs, or logits are further apart than rounding explains.
     """
     tokens = ties = 0
     largest = 0.0
-    for done, prompt in enumerate(prompts):
-        ours, rows = _greedy(session, prompt)
+    for done, text in enumerate(texts):
+        prompt, ours, rows = text.prompt, text.tokens, text.logits_RV
         theirs = source([*prompt, *ours[:-1]])[len(prompt) - 1 :]
         if theirs.shape != rows.shape:
             raise ModelError(
@@ -97,7 +119,7 @@ def check_greedy_identity(
                 )
             ties += 1
         tokens += len(ours)
-        progress(done + 1, len(prompts))
+        progress(done + 1, len(texts))
     if not largest <= _LARGEST_DIFFERENCE:
         raise ModelError(
             f"the exported graph differs from its source: logits are up to {largest:.3g} apart; "
@@ -178,16 +200,3 @@ def torch_logits(model: Any) -> SourceLogits:
         return rows
 
     return logits
-
-
-def _greedy(session: TargetSession, prompt: Sequence[int]) -> tuple[list[int], np.ndarray]:
-    """Return the tokens generated after ``prompt`` and the logits each was picked from."""
-    cache = session.new_cache()
-    row = session.prefill(prompt, cache).logits[0].copy()
-    tokens, rows = [int(row.argmax())], [row]
-    wanted = min(GREEDY_TOKENS, session.cache_shape.limit - len(prompt))
-    while len(tokens) < wanted:
-        row = session.forward(tokens[-1:], cache).logits[0].copy()
-        rows.append(row)
-        tokens.append(int(row.argmax()))
-    return tokens, np.stack(rows)

@@ -38,7 +38,9 @@ GGUF: dict[str, Any] = {
 
 def _gguf(family: str = "llama", **changed: Any) -> Architecture:
     fields = {key.replace("llama", family): value for key, value in GGUF.items()} | {"general.architecture": family}
-    return from_gguf(fields | {f"{family}.{key}": value for key, value in changed.items()}, vocab_width=320, has_head=False)
+    return from_gguf(
+        fields | {f"{family}.{key}": value for key, value in changed.items()}, vocab_width=320, has_head=False
+    )
 
 
 @pytest.mark.parametrize("key", sorted(set(CONFIG) - {"model_type", "num_key_value_heads"}))

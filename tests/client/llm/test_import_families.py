@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_checkpoints import VOCABULARY, save_folder
 
 from edgeduet_client.llm.importing import ImportOptions, import_model
 from edgeduet_client.llm.model_folder import ModelFolder
 from edgeduet_client.llm.session import TargetSession
+from tiny_checkpoints import VOCABULARY, save_folder
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_checkpoints import VOCABULARY, TinyGguf
 
 from edgeduet_client.llm.errors import ModelError
 from edgeduet_client.llm.gguf_weights import GgufWeights
@@ -15,6 +14,7 @@ from edgeduet_client.llm.importing import ImportOptions, import_model
 from edgeduet_client.llm.model_folder import ModelFolder
 from edgeduet_client.llm.session import TargetSession
 from edgeduet_client.llm.tokenizer import Tokenizer
+from tiny_checkpoints import VOCABULARY, TinyGguf
 
 pytest.importorskip("torch")
 gguf = pytest.importorskip("gguf")
@@ -139,7 +139,9 @@ def test_a_type_that_nobody_reads_is_one_line(tmp_path: Path):
         ({"family": "mamba"}, r"'mamba' is not supported"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_one_line_and_leaves_nothing(tmp_path: Path, changed: dict[str, Any], message: str):
+def test_what_is_wrong_with_a_file_is_one_line_and_leaves_nothing(
+    tmp_path: Path, changed: dict[str, Any], message: str
+):
     tiny = TinyGguf(tmp_path / "m.gguf", changed.pop("family", "llama"), {})
     vars(tiny).update(changed)
     root = tmp_path / "models"

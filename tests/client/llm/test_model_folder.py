@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_llm import write_model
 
 from edgeduet_client.llm.errors import ModelError
 from edgeduet_client.llm.families import family_table
@@ -21,6 +20,7 @@ from edgeduet_client.llm.model_folder import (
     new_folder,
 )
 from edgeduet_shared.errors import EdgeDuetError
+from tiny_llm import write_model
 
 
 def _hidden(root: Path) -> list[str]:
@@ -65,7 +65,7 @@ def test_a_failed_replacement_keeps_the_old_model(tmp_path: Path):
 def test_a_name_that_is_taken_needs_replace(tmp_path: Path):
     _replace(tmp_path, "m", seed=0)
     with (
-        pytest.raises(ModelError, match="a model named 'm' exists .*--replace"),
+        pytest.raises(ModelError, match=r"a model named 'm' exists .*--replace"),
         new_folder("m", tmp_path, replace=False),
     ):
         pass
@@ -169,7 +169,7 @@ def test_a_wrong_name_suggests_the_nearest(tmp_path: Path):
     with pytest.raises(ModelError, match="none is imported"):
         ModelFolder.open("assistant", tmp_path / "nowhere")
     _replace(tmp_path, "assistant", seed=0)
-    with pytest.raises(ModelError, match="did you mean.*assistant"):
+    with pytest.raises(ModelError, match=r"did you mean.*assistant"):
         ModelFolder.open("asistant", tmp_path)
     with pytest.raises(ModelError):
         ModelFolder.open("../assistant", tmp_path / "deeper")
@@ -204,12 +204,18 @@ def test_a_new_family_table_is_no_altered_file(tmp_path: Path):
 
 def test_what_the_system_refuses_names_the_right_place(tmp_path: Path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(EdgeDuetError, match="is a file, not a folder"), new_folder("m", tmp_path / "file", replace=False):
+    with (
+        pytest.raises(EdgeDuetError, match="is a file, not a folder"),
+        new_folder("m", tmp_path / "file", replace=False),
+    ):
         pass
     root = tmp_path / "models"
-    with pytest.raises(ModelError, match="cannot use .*source.gguf: No such file"), new_folder("m", root, replace=False):
+    with (
+        pytest.raises(ModelError, match=r"cannot use .*source.gguf: No such file"),
+        new_folder("m", root, replace=False),
+    ):
         (tmp_path / "source.gguf").read_bytes()
-    with pytest.raises(EdgeDuetError, match="cannot write .*models: the disk is full"):  # noqa: SIM117
+    with pytest.raises(EdgeDuetError, match=r"cannot write .*models: the disk is full"):  # noqa: SIM117
         with new_folder("m", root, replace=False):
             raise OSError(28, "No space left on device")
     with pytest.raises(ModelError, match="cannot read the source: gone"), new_folder("m", root, replace=False):
