@@ -33,6 +33,7 @@ MAY_IMPORT = {
 EXTRAS = {
     "edgeduet_shared": {"train"},
     "edgeduet_shared.data.hub_source": {"train", "sim"},
+    "edgeduet_shared.supervision": {"server"},
     "edgeduet_server": {"train", "server"},
     "edgeduet_client": {"train"},
     "edgeduet_client.classifier": set(),

@@ -64,12 +64,12 @@ def start(home: Home) -> None:
     """Run the server in the foreground until Ctrl-C or SIGTERM; restarts what dies, resumes interrupted training."""
     from edgeduet_server.deployment.endpoint import start_endpoint
     from edgeduet_server.deployment.interrupted_runs import resume_interrupted
-    from edgeduet_server.deployment.server_log import start_logging
     from edgeduet_server.deployment.supervisor import Supervisor
+    from edgeduet_shared.supervision.log_files import start_logging
 
     config = _config(home)
     _refuse_problems(config)
-    start_logging(config.folder("logs"), config.logs)
+    start_logging(config.folder("logs"), "server", config.logs)
     supervisor = Supervisor(config, lambda client, runs: resume_interrupted(config, client, runs))
     signal.signal(signal.SIGTERM, supervisor.stop)
     signal.signal(signal.SIGINT, supervisor.stop)

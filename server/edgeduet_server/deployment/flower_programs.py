@@ -3,8 +3,7 @@
 Everything that goes through Flower's command line is here, for the Ray engine of a simulation and for a
 deployed server alike. What ``methods/flower.md`` found, and what follows:
 
-* offline, a run fails because Flower installs dependencies for it: switched off,
-* telemetry and update checks go to the network: switched off,
+* what goes to the network is switched off (``edgeduet_shared.supervision.programs``),
 * the app folder holds nothing but a ``pyproject.toml`` that names installed packages, so that nobody runs
   code that travels,
 * answers are read as JSON; the exit code of ``flwr run`` says nothing about how a run ended.
@@ -13,10 +12,7 @@ deployed server alike. What ``methods/flower.md`` found, and what follows:
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,19 +21,11 @@ from typing import Any
 from edgeduet_shared.atomic_files import atomic_write_text
 from edgeduet_shared.errors import FederationError
 from edgeduet_shared.run_config import FlowerConfig
+from edgeduet_shared.supervision.programs import program
+from edgeduet_shared.toml_output import toml_lines
 
 # Seconds after which a command of Flower's that should answer at once is given up.
 COMMAND_LIMIT = 120.0
-
-SWITCHES = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "NO_COLOR": "1",
-}
-"""Environment of every program of Flower's."""
 
 
 @dataclass(frozen=True)
@@ -46,34 +34,6 @@ class FlowerApp:
 
     server: str = "edgeduet_server.app:app"
     client: str = "edgeduet_client.app:app"
-
-
-def environment(home: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment for Flower's programs that keep their things in ``home``."""
-    path = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    return {
-        **os.environ,
-        **SWITCHES,
-        **(extra or {}),
-        "FLWR_HOME": str(home),
-        # Relative entries would mean other folders in processes started elsewhere.
-        "PYTHONPATH": os.pathsep.join(map(os.path.abspath, path)),
-        # Flower starts its helpers by name.
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
-    }
-
-
-def program(name: str) -> str:
-    """Return a program of the environment this Python runs in.
-
-    Raises:
-        FederationError: it is not installed.
-    """
-    beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.is_file() else shutil.which(name)
-    if found is None:
-        raise FederationError(f"'{name}' is not installed; get it with: pip install 'flwr>=1.42,<1.43'")
-    return found
 
 
 def write_app_folder(folder: Path, app: FlowerApp, run_config: FlowerConfig) -> Path:
@@ -105,22 +65,6 @@ def write_connection(home: Path, name: str, address: str, *, root_certificates: 
         home / "config.toml",
         f'[superlink]\ndefault = "{name}"\n\n[superlink.{name}]\naddress = "{address}"\n{trust}\n',
     )
-
-
-def toml_lines(values: FlowerConfig) -> str:
-    """Return flat values as lines of TOML; numbers and switches are written as in JSON."""
-    return "\n".join(
-        f"{toml_text(key)} = {toml_text(value) if isinstance(value, str) else json.dumps(value)}"
-        for key, value in values.items()
-    )
-
-
-def toml_text(text: str) -> str:
-    """Return ``text`` as a basic string of TOML.
-
-    JSON's strings are, but for two things: TOML knows no surrogate pairs, and wants DEL escaped.
-    """
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 @dataclass(frozen=True)

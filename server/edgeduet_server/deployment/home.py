@@ -74,8 +74,8 @@ class Finding:
 
 def check_home(config: ServerConfig, *, now: datetime | None = None) -> list[Finding]:
     """Check what a start needs."""
-    from edgeduet_server.deployment.flower_programs import program
     from edgeduet_server.deployment.proxy import find_nginx
+    from edgeduet_shared.supervision.programs import program
 
     pki = Pki(config.folder("pki"))
     findings = [

@@ -12,16 +12,16 @@ A server lives in one folder, its *home*::
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from edgeduet_server.deployment.flower_programs import toml_text
 from edgeduet_shared.atomic_files import atomic_write_text
 from edgeduet_shared.config import parse
 from edgeduet_shared.errors import ConfigError
+from edgeduet_shared.supervision.log_files import LogConfig
+from edgeduet_shared.toml_output import documented_toml
 
 CONFIG_FILE = "server.toml"
 
@@ -83,16 +83,6 @@ class TrainingConfig(_Section):
     )
 
 
-class LogConfig(_Section):
-    """Log files in ``logs/``."""
-
-    level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
-        default="INFO", description="Least severity that is kept"
-    )
-    max_bytes: int = Field(default=10_000_000, ge=10_000, description="Size at which a log file is rotated")
-    kept: int = Field(default=5, ge=1, le=100, description="Rotated files kept of each log")
-
-
 class LimitsConfig(_Section):
     """What keeps a long-lived server small."""
 
@@ -149,28 +139,5 @@ def load_server_config(home: Path) -> ServerConfig:
 
 def write_server_config(config: ServerConfig, path: Path) -> None:
     """Write a configuration with its documentation, key by key."""
-    atomic_write_text(path, "\n".join(_documented(config)) + "\n")
-
-
-def _documented(config: ServerConfig) -> Iterator[str]:
-    yield "# Configuration of an edgeduet server. `edgeduet-server check` reads it without starting anything."
-    for name in ServerConfig.model_fields:
-        section = getattr(config, name)
-        if not isinstance(section, BaseModel):
-            continue
-        yield ""
-        yield f"# {type(section).__doc__}"
-        yield f"[{name}]"
-        for key, entry in type(section).model_fields.items():
-            yield f"# {entry.description}"
-            yield f"{key} = {_toml(getattr(section, key))}"
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        return toml_text(value)
-    if isinstance(value, list):
-        return f"[{', '.join(_toml(entry) for entry in value)}]"
-    return str(value)
+    heading = "Configuration of an edgeduet server. `edgeduet-server check` reads it without starting anything."
+    atomic_write_text(path, documented_toml(config, heading))

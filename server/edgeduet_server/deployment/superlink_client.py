@@ -10,8 +10,6 @@ from typing import Any
 from edgeduet_server.deployment.flower_programs import (
     FlowerApp,
     FlowerCommands,
-    environment,
-    toml_lines,
     write_app_folder,
     write_connection,
 )
@@ -19,6 +17,8 @@ from edgeduet_server.deployment.server_config import ServerConfig
 from edgeduet_shared.atomic_files import atomic_write_text
 from edgeduet_shared.errors import FederationError
 from edgeduet_shared.run_config import DEFAULTS, RunConfig
+from edgeduet_shared.supervision.programs import environment
+from edgeduet_shared.toml_output import toml_lines
 
 CONNECTION = "edgeduet"
 

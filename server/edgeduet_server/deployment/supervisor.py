@@ -16,10 +16,7 @@ Flower's database grows               compacted between runs
 
 from __future__ import annotations
 
-import json
 import logging
-import os
-import signal
 import sqlite3
 import sys
 import threading
@@ -30,21 +27,18 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from filelock import FileLock, Timeout
 
-from edgeduet_server.deployment.child import Child, Program
-from edgeduet_server.deployment.flower_programs import environment, program
 from edgeduet_server.deployment.proxy import proxy_command
 from edgeduet_server.deployment.server_config import ServerConfig
 from edgeduet_server.deployment.superlink_client import FlowerRun, SuperLinkClient
-from edgeduet_shared.atomic_files import atomic_write_json
-from edgeduet_shared.errors import ConfigError, FederationError
+from edgeduet_shared.errors import FederationError
+from edgeduet_shared.supervision.child import Child, Program
+from edgeduet_shared.supervision.programs import environment, program
+from edgeduet_shared.supervision.running_state import RunningState
 
 log = logging.getLogger("edgeduet.server")
 
 REGISTRY_VARIABLE = "EDGEDUET_REGISTRY"
-STATE_FILE = "server.state.json"
-LOCK_FILE = ".server.lock"
 
 TICK = 2.0
 # Asking Flower costs a process of a second: not at every tick.
@@ -88,7 +82,7 @@ class Supervisor:
         self._pending_since: dict[str, float] = {}
         self._complaints: tuple[str, ...] = ()
         self._about_flower: list[str] = []
-        self._lock = FileLock(config.home / LOCK_FILE, timeout=0)
+        self._running = RunningState(config.home, "server")
         variables = environment(config.folder("flwr"), {REGISTRY_VARIABLE: config.registry_url})
         logs, settings = config.folder("logs"), config.logs
         self.superlink = Child(
@@ -104,21 +98,14 @@ class Supervisor:
 
     def run(self) -> None:
         """Supervise until :meth:`stop`; then end everything."""
-        try:
-            self._lock.acquire()
-        except Timeout:
-            raise ConfigError(
-                f"a server is running in {self.config.home} already; see `edgeduet-server status {self.config.home}`"
-            ) from None
-        try:
-            while not self._stop.is_set():
-                self.tick()
-                self._stop.wait(TICK)
-        finally:
-            for child in reversed(self.children):
-                child.end()
-            (self.config.home / STATE_FILE).unlink(missing_ok=True)
-            self._lock.release()
+        with self._running.held():
+            try:
+                while not self._stop.is_set():
+                    self.tick()
+                    self._stop.wait(TICK)
+            finally:
+                for child in reversed(self.children):
+                    child.end()
 
     def stop(self, *_: object) -> None:
         """Ask :meth:`run` to end; also a signal handler."""
@@ -137,7 +124,7 @@ class Supervisor:
             self._about_flower = self._watch_flower(now)
             complaints += self._about_flower
         self._complaints = tuple(complaints)
-        atomic_write_json(self.config.home / STATE_FILE, {"pid": os.getpid(), **self.health().as_json()})
+        self._running.note(self.health().as_json())
 
     def health(self) -> Health:
         """Return how things stand."""
@@ -215,39 +202,18 @@ def admin_command(config: ServerConfig) -> list[str]:
     return [sys.executable, "-m", "edgeduet_server.admin", str(config.home)]
 
 
-def stop_running(home: Path, *, limit: float = 60.0) -> bool:
+def stop_running(home: Path) -> bool:
     """Tell the supervisor of a home to stop and wait for it; return whether there was one.
 
     Raises:
         ConfigError: it did not end in time.
     """
-    state = read_state(home)
-    if state is None:
-        return False
-    process = psutil.Process(state["pid"])
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(timeout=limit)
-    except psutil.TimeoutExpired:
-        raise ConfigError(f"the server of {home} (pid {state['pid']}) did not end within {limit:.0f} s") from None
-    return True
+    return RunningState(home, "server").stop()
 
 
 def read_state(home: Path) -> dict[str, Any] | None:
     """Return what the running supervisor of a home last noted, or ``None`` where none runs."""
-    path = home / STATE_FILE
-    try:
-        state: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        return None
-    except ValueError:
-        raise ConfigError(f"{path} is damaged; remove it if no server runs in {home}") from None
-    # The lock is what a running supervisor holds: a pid alone may be another program's by now.
-    try:
-        with FileLock(home / LOCK_FILE, timeout=0):
-            return None
-    except Timeout:
-        return state
+    return RunningState(home, "server").read()
 
 
 def database_bytes(database: Path) -> int:

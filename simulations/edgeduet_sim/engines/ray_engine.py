@@ -37,9 +37,6 @@ from edgeduet_server.app import ERROR_FILE
 from edgeduet_server.deployment.flower_programs import (
     FlowerApp,
     FlowerCommands,
-    environment,
-    program,
-    toml_lines,
     write_app_folder,
     write_connection,
 )
@@ -47,6 +44,8 @@ from edgeduet_server.recorder import Listener
 from edgeduet_shared.atomic_files import atomic_write_text
 from edgeduet_shared.errors import FederationError, RunStopped
 from edgeduet_shared.run_config import FlowerConfig, RunConfig
+from edgeduet_shared.supervision.programs import environment, program
+from edgeduet_shared.toml_output import toml_lines
 
 log = logging.getLogger("edgeduet.sim")
 

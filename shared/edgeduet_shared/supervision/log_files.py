@@ -1,4 +1,4 @@
-"""The supervisor's own log: one JSON object per line, rotated; the same on the terminal as text."""
+"""A supervisor's own log: one JSON object per line, rotated; the same on the terminal as text."""
 
 from __future__ import annotations
 
@@ -8,10 +8,21 @@ import logging.handlers
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
-from edgeduet_server.deployment.server_config import LogConfig
+from pydantic import BaseModel, ConfigDict, Field
 
-LOG_FILE = "server.log"
+
+class LogConfig(BaseModel):
+    """Log files in ``logs/``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
+        default="INFO", description="Least severity that is kept"
+    )
+    max_bytes: int = Field(default=10_000_000, ge=10_000, description="Size at which a log file is rotated")
+    kept: int = Field(default=5, ge=1, le=100, description="Rotated files kept of each log")
 
 
 class JsonLines(logging.Formatter):
@@ -30,11 +41,11 @@ class JsonLines(logging.Formatter):
         return json.dumps(entry, ensure_ascii=True)
 
 
-def start_logging(folder: Path, config: LogConfig) -> None:
-    """Send ``edgeduet`` logs to ``server.log`` in ``folder`` and to standard error."""
+def start_logging(folder: Path, name: str, config: LogConfig) -> None:
+    """Send ``edgeduet`` logs to ``NAME.log`` in ``folder`` and to standard error."""
     folder.mkdir(parents=True, exist_ok=True)
     file = logging.handlers.RotatingFileHandler(
-        folder / LOG_FILE, maxBytes=config.max_bytes, backupCount=config.kept, encoding="utf-8"
+        folder / f"{name}.log", maxBytes=config.max_bytes, backupCount=config.kept, encoding="utf-8"
     )
     file.setFormatter(JsonLines())
     terminal = logging.StreamHandler(sys.stderr)

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import psutil
 
-from edgeduet_server.deployment.server_config import LogConfig
+from edgeduet_shared.supervision.log_files import LogConfig
 
-log = logging.getLogger("edgeduet.server")
+log = logging.getLogger("edgeduet.supervision")
 
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 60.0

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from edgeduet_server.deployment.child import FIRST_PAUSE, Child, Program
-from edgeduet_server.deployment.server_config import LogConfig
+from edgeduet_shared.supervision.child import FIRST_PAUSE, Child, Program
+from edgeduet_shared.supervision.log_files import LogConfig
 
 
 class Clock:
@@ -88,7 +88,7 @@ def test_a_program_that_dies_is_started_again_after_a_pause_that_doubles(tmp_pat
 def test_ending_takes_the_whole_family_along_even_who_ignores_a_polite_word(
     sleeper: Child, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgeduet_server.deployment.child.GRACE", 1.0)
+    monkeypatch.setattr("edgeduet_shared.supervision.child.GRACE", 1.0)
     sleeper.tend()
     wait_until(lambda: sleeper.log_file.exists() and sleeper.log_file.read_text().strip())
     inner = int(sleeper.log_file.read_text().split()[-1])
@@ -100,7 +100,7 @@ def test_ending_takes_the_whole_family_along_even_who_ignores_a_polite_word(
 def test_what_a_killed_program_left_behind_is_ended_before_it_is_started_again(
     sleeper: Child, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgeduet_server.deployment.child.GRACE", 1.0)
+    monkeypatch.setattr("edgeduet_shared.supervision.child.GRACE", 1.0)
     sleeper.tend()
     wait_until(lambda: sleeper.log_file.exists() and sleeper.log_file.read_text().strip())
     inner = int(sleeper.log_file.read_text().split()[-1])

@@ -1,0 +1,1 @@
+"""What a server and a device both need to keep programs running: start, watch, log, restart, end."""

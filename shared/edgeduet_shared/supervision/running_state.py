@@ -1,0 +1,102 @@
+"""One supervisor per home folder, and what it last noted about itself, for ``status`` and ``stop``."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from filelock import FileLock, Timeout
+
+from edgeduet_shared.atomic_files import atomic_write_json
+from edgeduet_shared.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class RunningState:
+    """Lock and state file of one kind of supervisor in one home.
+
+    Attributes:
+        kind: "server" or "device": names files and command.
+    """
+
+    home: Path
+    kind: str
+
+    @property
+    def path(self) -> Path:
+        """The state file; it is there while a supervisor runs, and after one was killed."""
+        return self.home / f"{self.kind}.state.json"
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Be the one supervisor of the home.
+
+        Raises:
+            ConfigError: there is another.
+        """
+        try:
+            self._lock().acquire()
+        except Timeout:
+            raise ConfigError(
+                f"a {self.kind} is running in {self.home} already; see `{self._command()} status {self.home}`"
+            ) from None
+        try:
+            yield
+        finally:
+            self.path.unlink(missing_ok=True)
+            self._lock().release(force=True)
+
+    def note(self, facts: Mapping[str, Any]) -> None:
+        """Write down how things stand."""
+        atomic_write_json(self.path, {"pid": os.getpid(), **facts})
+
+    def read(self) -> dict[str, Any] | None:
+        """Return what the running supervisor last noted, or ``None`` where none runs."""
+        try:
+            state: dict[str, Any] = json.loads(self.path.read_text("utf-8"))
+        except FileNotFoundError:
+            return None
+        except ValueError:
+            raise ConfigError(f"{self.path} is damaged; remove it if no {self.kind} runs in {self.home}") from None
+        # The lock is what a running supervisor holds: a pid alone may be another program's by now.
+        try:
+            with FileLock(self._lock_file(), timeout=0):
+                return None
+        except Timeout:
+            return state
+
+    def stop(self, *, limit: float = 60.0) -> bool:
+        """Tell the running supervisor to end and wait for it; return whether there was one.
+
+        Raises:
+            ConfigError: it did not end in time.
+        """
+        state = self.read()
+        if state is None:
+            return False
+        process = psutil.Process(state["pid"])
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(timeout=limit)
+        except psutil.TimeoutExpired:
+            raise ConfigError(
+                f"the {self.kind} of {self.home} (pid {state['pid']}) did not end within {limit:.0f} s"
+            ) from None
+        return True
+
+    def _command(self) -> str:
+        return "edgeduet-server" if self.kind == "server" else "edgeduet-client"
+
+    def _lock_file(self) -> Path:
+        return self.home / f".{self.kind}.lock"
+
+    def _lock(self) -> FileLock:
+        # One object per file and process: what was acquired can be released through another RunningState.
+        return FileLock(self._lock_file(), timeout=0, is_singleton=True)
