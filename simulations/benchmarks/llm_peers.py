@@ -81,9 +81,12 @@ class EdgeDuet:
         from edgeduet_client.llm.draw import generator
         from edgeduet_client.llm.generate import Sampling, draw_next
         from edgeduet_client.llm.plan import make_plan
+        from edgeduet_client.llm.request import GenerationRequest
         from edgeduet_client.llm.sampler_state import initial_state
 
-        plan = make_plan(self._request(tokens), self._model.vocabulary, prompt_ids=prompt)
+        # As an application asks, without a ban on ending; this loop goes on after an end-of-text token.
+        request = GenerationRequest(sampler=self._sampler, seed=0, gate="off")
+        plan = make_plan(request, self._model.vocabulary, prompt_ids=prompt)
         sampling = Sampling(plan, initial_state(plan), generator(0))
         cache = self._model.new_cache()
         outcome = self._model.session.prefill(prompt, cache)

@@ -57,9 +57,10 @@ IMPORTS = {
     "onnxruntime alone": "import onnxruntime",
 }
 AFTER_IMPORT = """
-import json, resource, sys, time
-print(json.dumps({"cpu": time.process_time(), "peak": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
-    "torch": "torch" in sys.modules}))
+import json, sys, time
+# Not getrusage: its highest size includes that of the process that started this one.
+size = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(json.dumps({"cpu": time.process_time(), "peak": 1024 * int(size.split()[1]), "torch": "torch" in sys.modules}))
 """
 
 

@@ -2,7 +2,7 @@
 
     python simulations/benchmarks/pless_quality_bench.py                  # 25 minutes on a quiet core
     python simulations/benchmarks/pless_quality_bench.py --quick          # 3 minutes, to see that it runs
-    python simulations/benchmarks/pless_quality_bench.py --report         # only tables and picture of what is there
+    python simulations/benchmarks/pless_quality_bench.py --finish         # time is up: judge and report what is there
 
 needs the imported models `smollm2-135m` and `gemma3-270m-int8` (edgeduet-client llm import; --model and --judge name
 others) and the packages countryinfo, num2words and matplotlib. Steps that several answers share are computed once.
@@ -150,7 +150,9 @@ def judge_texts(judge: Any, trials: Iterable[Trial], log: Log) -> None:
     from rich.console import Console
     from rich.progress import track
 
-    missing = [trial for trial in trials if trial.key in log and trial.judged_key not in log]
+    trials = list(trials)
+    unanswered = {trial.item for trial in trials if trial.key not in log}
+    missing = [trial for trial in trials if trial.item not in unanswered and trial.judged_key not in log]
     seen: dict[tuple[int, str], float] = {}
     cache = judge.new_cache()
     for trial in track(missing, "judging", console=Console(stderr=True), disable=not Console(stderr=True).is_terminal):
@@ -181,7 +183,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--quick", action="store_true", help="few questions; the intervals say nothing then")
-    parser.add_argument("--report", action="store_true", help="draw nothing, judge nothing: report what the log holds")
+    parser.add_argument("--finish", action="store_true", help="answer nothing more: judge and report what is there")
+    parser.add_argument("--report", action="store_true", help="nor judge: only report what the log holds")
     parser.add_argument("--model", default="smollm2-135m", help="model under test (default: %(default)s)")
     parser.add_argument("--judge", default="gemma3-270m-int8", help="model that reads (default: %(default)s)")
     parser.add_argument("--models", type=Path, help="folder of imported models (default: as edgeduet-client)")
@@ -206,14 +209,18 @@ def run(options: argparse.Namespace, size: Size) -> None:
     setting = {role: folder.manifest.files["model.onnx.data"].sha256 for role, folder in folders.items()}
     tasks = graded_tasks(size.tuning, size.questions)
     log = Log(options.log, {**setting, **asdict(size)})
-    if not options.report:
+    answering = not (options.finish or options.report)
+    if answering:
         writer = Writer(LocalModel.open(folders["model"], threads=options.threads), tasks)
         run_trials(tuning_trials(tasks), writer, log, "tuning")
+    if any(trial.key not in log for trial in tuning_trials(tasks)):
+        raise SystemExit(f"{options.log} holds no complete tuning yet; run without --finish or --report first")
     tuned = choose_values(tasks, log)
     trials = list(measured_trials(tasks, size, tuned))
-    if not options.report:
+    if answering:
         run_trials(trials, writer, log, "answering")
         del writer
+    if not options.report:
         judge = LocalModel.open(folders["judge"], threads=options.threads)
         judge_texts(judge, (trial for trial in trials if trial.task == FREE), log)
     manifests = {role: folder.manifest for role, folder in folders.items()}

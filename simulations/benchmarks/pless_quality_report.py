@@ -310,6 +310,8 @@ def _draw_accuracy(axes: Any, results: Results, samplers: Sequence[str]) -> None
 
 
 def _draw_trade_off(axes: Any, results: Results) -> None:
+    from matplotlib.ticker import FormatStrFormatter, LogLocator, NullLocator
+
     for sampler in results.samplers:
         temperatures = TEMPERATURES[:1] if sampler == GREEDY else TEMPERATURES
         found = [results.free(sampler, temperature) for temperature in temperatures]
@@ -320,6 +322,9 @@ def _draw_trade_off(axes: Any, results: Results) -> None:
             axes.plot(x, y, color=_style(sampler)["color"], ls="", marker="o", markersize=3 + 3 * temperature)
     axes.set(xlabel="distinct bigrams among texts of one opening (more = more diverse)", yscale="log")
     axes.set_ylabel("perplexity under the judge (less = more predictable)")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
+    axes.yaxis.set_minor_locator(NullLocator())
     axes.set_title("Free texts; the larger the dot, the higher the temperature", fontsize=11)
     axes.legend(frameon=False, fontsize=9, loc="upper left")
     axes.spines[["top", "right"]].set_visible(False)
