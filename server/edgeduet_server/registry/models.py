@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-from sqlalchemy import JSON, BigInteger, DateTime, Double, ForeignKey, Index, MetaData, String, Text
+from sqlalchemy import JSON, BigInteger, DateTime, Double, ForeignKey, Index, MetaData, String, Text, text
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
@@ -24,6 +24,9 @@ _NAMES = {
     "fk": "fk_%(table_name)s_%(column_0_name)s_%(referred_table_name)s",
     "pk": "pk_%(table_name)s",
 }
+
+
+_NOT_REVOKED = text("status <> 'revoked'")
 
 
 class UtcTime(TypeDecorator[datetime]):
@@ -200,12 +203,15 @@ class Desired(Base):
 
 
 class Device(Base):
-    """An enrolled device. ``status``: pending, approved, revoked."""
+    """An enrolled device. ``status``: pending, approved, revoked; a revoked one leaves its name to another."""
 
     __tablename__ = "clients"
+    __table_args__ = (
+        Index("ix_clients_live_name", "name", unique=True, sqlite_where=_NOT_REVOKED, postgresql_where=_NOT_REVOKED),
+    )
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    name: Mapped[str] = mapped_column(String(100), unique=True)
+    name: Mapped[str] = mapped_column(String(100), index=True)
     public_key: Mapped[str] = mapped_column(Text)
     fingerprint: Mapped[str] = mapped_column(String(64), unique=True)
     nonce: Mapped[str] = mapped_column(String(64), unique=True)

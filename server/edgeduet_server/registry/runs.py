@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from sqlalchemy import func, select, update
@@ -23,6 +23,7 @@ from edgeduet_shared.run_config import RunConfig
 ACTIVE = ("requested", "pending", "running", "paused")
 RESUMABLE = ("stopped", "failed")
 ERROR_LENGTH = 4000
+START_LIMIT = timedelta(minutes=10)
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,10 @@ def reconcile(session: Session, flower_runs: Mapping[str, str], now: datetime) -
         now: the time.
     """
     lines = []
+    abandoned = select(Run).where(Run.state == "requested", Run.created_at < now - START_LIMIT)
+    for run in session.scalars(abandoned):
+        end_run(session, run.id, "failed", now, "it was never given to Flower: the admin service ended meanwhile")
+        lines.append(f"run {run.name} was never started")
     for run in session.scalars(select(Run).where(Run.state.in_(("pending", "running", "paused")))):
         if run.flower_run_id is None:
             continue

@@ -44,10 +44,14 @@ def upgrade() -> None:
         sa.Column("revoked_at", sa.DateTime(timezone=True), nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_clients")),
         sa.UniqueConstraint("fingerprint", name=op.f("uq_clients_fingerprint")),
-        sa.UniqueConstraint("name", name=op.f("uq_clients_name")),
         sa.UniqueConstraint("node_id", name=op.f("uq_clients_node_id")),
         sa.UniqueConstraint("nonce", name=op.f("uq_clients_nonce")),
     )
+    live = sa.text("status <> 'revoked'")
+    with op.batch_alter_table("clients", schema=None) as batch_op:
+        batch_op.create_index(batch_op.f("ix_clients_name"), ["name"], unique=False)
+        batch_op.create_index("ix_clients_live_name", ["name"], unique=True, sqlite_where=live, postgresql_where=live)
+
     op.create_table(
         "runs",
         sa.Column("id", sa.Integer(), nullable=False),
