@@ -93,6 +93,7 @@ class TinyGguf:
         self.heads, self.head_dim = {"qwen3": (4, 128), "gemma3": (2, 256)}.get(family, (4, 64))
         self.vocabulary = VOCABULARY
         self.tied = True
+        self.sentencepiece = family == "gemma3"
         self.metadata: dict[str, Any] = {}
         self.left_out: set[str] = set()
         self.extra: dict[str, np.ndarray] = {}
@@ -102,8 +103,8 @@ class TinyGguf:
     def write(self) -> Path:
         """Write the file."""
         self._add_shape()
-        if self.family == "gemma3":
-            self._add_sentencepiece(byte_fallback_tokenizer(strips_leading_space=False))
+        if self.sentencepiece:
+            self._add_sentencepiece(byte_fallback_tokenizer(strips_leading_space=self.family != "gemma3"))
         else:
             self._add_byte_level(byte_level_tokenizer())
         for key, value in self.metadata.items():

@@ -31,7 +31,14 @@ from edgeduet_shared.errors import nearest
 
 # Tokens that end a turn in one family or another; a model means all of them that it has.
 _TURN_ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<end_of_turn>", "<eos>", "</s>")
-_GENERATION_KEYS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+# Settings that a source may suggest, and what a GGUF file calls them.
+_GENERATION_KEYS = {
+    "temperature": "temp",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "penalty_repeat",
+}
 
 
 @dataclass(frozen=True)
@@ -179,6 +186,9 @@ class GgufSource:
         description = json.loads(converted.backend_tokenizer.to_str())
         set_gguf_cuts(description, fields, self.path)
         description = _write_text_parts(description, template, folder, self.architecture, self.path)
+        _write_generation_defaults(
+            {name: fields.get(f"general.sampling.{key}") for name, key in _GENERATION_KEYS.items()}, folder
+        )
         ends = [fields.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
         adds_bos = fields.get("tokenizer.ggml.add_bos_token")
         if adds_bos is None:  # what llama.cpp takes for granted
@@ -261,9 +271,7 @@ class FolderSource:
             template = template.get("default")
         description = _write_text_parts(description, template, folder, self.architecture, self.folder)
         stated = self._generation_config()
-        defaults = {key: stated[key] for key in _GENERATION_KEYS if stated.get(key) is not None}
-        if defaults:
-            atomic_write_json(folder / GENERATION_DEFAULTS, defaults)
+        _write_generation_defaults({key: stated.get(key) for key in _GENERATION_KEYS}, folder)
         ends = stated.get("eos_token_id", self._weights.config.get("eos_token_id"))
         return SpecialTokens(
             bos_id=_maybe_int(converted.bos_token_id),
@@ -327,6 +335,12 @@ def _from_hub(repo: str, scratch: Path) -> Path:
             f"cannot fetch '{repo}' from the model hub ({reason}); check the name and the network, "
             "or give a local folder or .gguf file"
         ) from error
+
+
+def _write_generation_defaults(stated: Mapping[str, Any], folder: Path) -> None:
+    defaults = {key: value for key, value in stated.items() if value is not None}
+    if defaults:
+        atomic_write_json(folder / GENERATION_DEFAULTS, defaults)
 
 
 def _auto_tokenizer(folder: Path, **options: Any) -> Any:

@@ -239,6 +239,17 @@ def test_a_source_that_is_not_there_is_one_line(tmp_path: Path):
     assert "give that file" in _refused(tmp_path / "empty", root)
 
 
+def test_a_hub_that_cannot_be_reached_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    import huggingface_hub
+
+    def unreachable(*_: Any, **__: Any) -> None:
+        raise ConnectionError("no route to huggingface.co\nand much more")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
+    message = _refused("someone/model", tmp_path / "models", ImportOptions())
+    assert "cannot fetch 'someone/model' from the model hub (no route to huggingface.co)" in message
+
+
 def test_a_package_that_is_not_installed_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     absent = replace(sources.PACKAGES["smollm2-135m"], parts=(("no_such_package_at_all", "model.gguf"),))
     monkeypatch.setitem(sources.PACKAGES, "smollm2-135m", absent)

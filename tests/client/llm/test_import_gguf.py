@@ -195,6 +195,26 @@ def test_text_is_cut_by_the_rule_the_file_names(tmp_path: Path, pre: str, text: 
     assert folder.manifest.add_bos is False
 
 
+def test_a_sentencepiece_llama_begins_every_text(root: Path):
+    """Llama 2 and TinyLlama: no merges in the file, bytes for what the vocabulary lacks, a beginning by default."""
+    tiny = TinyGguf(root / "spm.gguf", "llama", {})
+    tiny.sentencepiece = True
+    folder = import_model(str(tiny.write()), ImportOptions(quantisation="none"), root=root)
+    assert folder.manifest.add_bos is True and folder.manifest.bos_id == 1
+    assert folder.manifest.eos_ids == [2]
+    tokenizer = Tokenizer(folder.file("tokenizer.json"))
+    for text in ("the cat on the dog", "Zürich 日本 🙂"):
+        assert tokenizer.decode(tokenizer.encode(text)).strip() == text
+    assert len(tokenizer.encode("the cat")) < 6  # merged, not spelled
+
+
+def test_settings_the_file_suggests_are_kept(root: Path):
+    tiny = TinyGguf(root / "settings.gguf", "llama", {})
+    tiny.metadata |= {"general.sampling.temp": 0.7, "general.sampling.top_k": 40}
+    folder = import_model(str(tiny.write()), ImportOptions(compare_with_source=False), root=root)
+    assert folder.generation_defaults() == {"temperature": pytest.approx(0.7), "top_k": 40}
+
+
 def test_plain_tokens_named_like_ends_do_not_end_a_text(root: Path):
     """Gemma's `</s>` is a tag of HTML; only control tokens end an answer."""
     tiny = TinyGguf(root / "ends.gguf", "llama", {})
