@@ -18,6 +18,7 @@ Axes: R positions, V width of the logits, H hidden width.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -31,6 +32,10 @@ from edgeduet_client.llm.plan import Ids, SamplingPlan
 from edgeduet_client.llm.sampler_state import SamplerState, advance
 
 Row = truncation.Row
+
+CERTAIN = np.ones(1)
+"""The probabilities of a single token."""
+CERTAIN.flags.writeable = False
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ class Distribution:
 
     def probability(self, token: int) -> float:
         """Return the probability of ``token``."""
-        place = int(np.searchsorted(self.ids, token))
+        place = int(self.ids.searchsorted(token))
         if place == len(self.ids) or self.ids[place] != token:
             return 0.0
         return float(self.probabilities[place])
@@ -154,10 +159,10 @@ def _banned_ids(plan: SamplingPlan, state: SamplerState) -> dict[str, Ids]:
 def nominal_ids(shifted: Row, plan: SamplingPlan, state: SamplerState) -> Ids:
     """Return the ids the sampler's own truncation keeps, ascending (step 5)."""
     if state.surprise_bound is not None:
-        return np.flatnonzero(truncation.surprise_below(shifted, state.surprise_bound))
+        return truncation.surprise_below(shifted, state.surprise_bound).nonzero()[0]
     first, *others = plan.truncations
     mask = first(shifted)
-    ids = plan.all_ids if first is truncation.possible and mask.all() else np.flatnonzero(mask)
+    ids = plan.all_ids if first is truncation.possible and mask.all() else mask.nonzero()[0]
     for rule in others:
         ids = ids[rule(shifted[ids])]
     return ids
@@ -172,8 +177,8 @@ def _greedy(edited: Row, predicted: NDArray[np.bool_] | None, plan: SamplingPlan
         if decision.intervenes:
             allowed = allowed_mask(decision.ban, plan.families)
             best = int(np.where(allowed, edited, -np.inf).argmax())
-            return Distribution(np.array([best]), np.ones(1), gate_fired=True)
-    return Distribution(np.array([best]), np.ones(1))
+            return Distribution(np.array([best]), CERTAIN, gate_fired=True)
+    return Distribution(np.array([best]), CERTAIN)
 
 
 def _after_intervention(
@@ -199,7 +204,7 @@ def _after_intervention(
 def _softmax(shifted: Row, ids: Ids, plan: SamplingPlan) -> Distribution:
     """Return softmax over ``ids``; what underflows to 0 is no longer part of the support."""
     if len(ids) == 1 and not plan.mirostat:
-        return Distribution(ids, np.ones(1))
+        return Distribution(ids, CERTAIN)
     weights = np.exp(shifted if len(ids) == len(shifted) else shifted[ids], dtype=np.float64)
     total = float(weights.sum())
     kept_mass = None
@@ -239,7 +244,7 @@ def _legal_peak(edited: Row, plan: SamplingPlan, state: SamplerState) -> np.floa
             f"{' and '.join(names)} leave no token that may come next {place}; loosen one of them",
             names[0] if len(names) == 1 else None,
         )
-    if not np.isfinite(peak):
+    if not math.isfinite(peak):
         raise ModelError("the model's output cannot be sampled after penalties: the largest logit is not finite")
     return peak
 

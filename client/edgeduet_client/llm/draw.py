@@ -34,11 +34,11 @@ def draw(distribution: Distribution, rng: np.random.Generator) -> int:
         start = block * _BLOCK
         running = np.cumsum(probabilities[start : start + _BLOCK]) + (running[block - 1] if block else 0.0)
     else:
-        running = np.cumsum(probabilities)
+        running = probabilities.cumsum()
         goal = uniform * running[-1]
     return int(distribution.ids[start + _place(running, goal)])
 
 
 def _place(running: NDArray[np.float64], goal: float) -> int:
     """Return the first place whose running sum is above ``goal``; the last if rounding leaves none."""
-    return min(int(np.searchsorted(running, goal, side="right")), len(running) - 1)
+    return min(int(running.searchsorted(goal, side="right")), len(running) - 1)
