@@ -111,7 +111,7 @@ def _distribution(
     edited = edited_logits(raw, plan, state)
     if edited is not raw:
         peak = _legal_peak(edited, plan, state)
-    if plan.request.greedy:
+    if plan.greedy:
         return _greedy(edited, predicted, plan, state)
     shifted = truncation.shifted_from(edited, peak, plan.request.temperature)
     nominal = nominal_ids(shifted, plan, state)
@@ -127,6 +127,8 @@ def _distribution(
 def edited_logits(raw: Row, plan: SamplingPlan, state: SamplerState) -> Row:
     """Return the logits after step 2: ``raw`` itself where nothing applies, else a copy."""
     request = plan.request
+    if not plan.edits_logits and state.length >= request.min_tokens:
+        return raw
     banned = _banned_ids(plan, state)
     penalised = plan.counts_tokens and len(state.counts.ids)
     if not (len(plan.bias_ids) or penalised or any(len(ids) for ids in banned.values()) or state.grammar is not None):

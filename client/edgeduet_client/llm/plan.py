@@ -118,16 +118,27 @@ class SamplingPlan:
         """Whether the pipeline looks at hidden states."""
         return self.gate is not None
 
-    @property
+    @cached_property
+    def greedy(self) -> bool:
+        """Whether every token is the best one."""
+        return self.request.greedy
+
+    @cached_property
     def counts_tokens(self) -> bool:
         """Whether any penalty depends on what was generated."""
         request = self.request
         return request.repetition_penalty != 1 or bool(request.presence_penalty or request.frequency_penalty)
 
-    @property
+    @cached_property
+    def edits_logits(self) -> bool:
+        """Whether anything but a minimum length may change the raw logits."""
+        edits = len(self.bias_ids) or len(self.unknown_ids) or self.counts_tokens
+        return bool(edits) or self.bad_words is not None or self.grammar is not None
+
+    @cached_property
     def mirostat(self) -> bool:
         """Whether the state carries a surprise bound."""
-        return self.request.sampler == "mirostat" and not self.request.greedy
+        return self.request.sampler == "mirostat" and not self.greedy
 
 
 def make_plan(

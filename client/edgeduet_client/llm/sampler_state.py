@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from edgeduet_client.llm.distribution import Distribution
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class SamplerState:
     """The state before a position.
 
