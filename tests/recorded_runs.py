@@ -9,7 +9,7 @@ import numpy as np
 
 from edgeduet_server.recorder import JsonlRecorder
 from edgeduet_shared.config import Scenario
-from edgeduet_sim.method_spec import MethodSpec
+from edgeduet_shared.method_spec import MethodSpec
 from edgeduet_sim.results import FORMAT, RunFolder, run_digest, run_folder
 
 TASKS = ("photo", "cartoon", "sketch", "painting")

@@ -135,8 +135,8 @@ def run(
     * `edgeduet-sim run pacs-domain-beta05 --data ~/images/pacs --set train.lr=3e-4`
     * `edgeduet-sim run demo --resume` goes on after a kill
     """
+    from edgeduet_shared.method_spec import MethodSpec
     from edgeduet_sim import runner
-    from edgeduet_sim.method_spec import MethodSpec
     from edgeduet_sim.progress import make_narrator, warnings_shown
 
     narrator = make_narrator(as_json=json, quiet=quiet)
@@ -182,8 +182,8 @@ def compare(
     * `edgeduet-sim compare pacs-domain-beta05 --methods zero-shot,local,joint,fed-duet --seeds 3 --jobs 2`
     * `edgeduet-sim compare pacs-domain-beta05 --methods all,fedavg-adapter:prior=1.0 --ablate`
     """
+    from edgeduet_shared.method_spec import parse_methods
     from edgeduet_sim import runner
-    from edgeduet_sim.method_spec import parse_methods
     from edgeduet_sim.methods import spell_out
     from edgeduet_sim.progress import make_narrator, warnings_shown
     from edgeduet_sim.report import write_report

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeduet_shared.config import Scenario
+from edgeduet_shared.method_spec import MethodSpec
 from edgeduet_shared.metrics import (
     METRICS,
     MeanStd,
@@ -22,7 +23,6 @@ from edgeduet_shared.metrics import (
     over_seeds,
     stage_accuracies,
 )
-from edgeduet_sim.method_spec import MethodSpec
 from edgeduet_sim.results import Run
 
 MAIN_METHOD = "fed-duet"

@@ -29,7 +29,7 @@ def main() -> int:
 def _make(request: dict[str, Any]) -> None:
     import torch
 
-    from edgeduet_sim.method_spec import MethodSpec
+    from edgeduet_shared.method_spec import MethodSpec
     from edgeduet_sim.progress import JsonEvents
     from edgeduet_sim.runner import EngineSetup, Job, run_one
 

@@ -31,8 +31,8 @@ from edgeduet_server.recorder import read_events
 from edgeduet_shared.atomic_files import atomic_write_json, atomic_write_text, write_failure
 from edgeduet_shared.config import Scenario
 from edgeduet_shared.errors import EdgeDuetError, StateError
+from edgeduet_shared.method_spec import MethodSpec
 from edgeduet_shared.metrics import Evaluations, accuracies, summarise
-from edgeduet_sim.method_spec import MethodSpec
 
 POOLED = ("centralised", "joint")
 """Methods that work on everybody's images at one place: bytes mean nothing for them."""

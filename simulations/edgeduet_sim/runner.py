@@ -25,11 +25,11 @@ from edgeduet_shared.data.split import save_split
 from edgeduet_shared.errors import ConfigError, EdgeDuetError, RunStopped, nearest
 from edgeduet_shared.evaluation import evaluate_held_out, evaluate_rows, predictor
 from edgeduet_shared.experiment import Experiment, experiment_for
+from edgeduet_shared.method_spec import MethodSpec
 from edgeduet_shared.metrics import METRICS, format_value
 from edgeduet_shared.plan import Parts
 from edgeduet_shared.run_config import RunConfig
 from edgeduet_sim.budget import count_budget
-from edgeduet_sim.method_spec import MethodSpec
 from edgeduet_sim.progress import Narrator, RunTitle
 from edgeduet_sim.results import FORMAT, Run, RunFolder, is_finished, load_run, run_digest, run_folder, without_nan
 from edgeduet_sim.tensorboard_events import TensorBoardEvents

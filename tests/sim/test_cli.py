@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from edgeduet_shared.config import Scenario, load_scenario
 from edgeduet_shared.errors import ConfigError, DataError
+from edgeduet_shared.method_spec import MethodSpec, parse_methods
 from edgeduet_sim import cli
 from edgeduet_sim.describe import find_settings, settings
-from edgeduet_sim.method_spec import MethodSpec, parse_methods
 from edgeduet_sim.scenario_files import open_scenario, resolve_source, scenario_names, scenario_path
 
 Invoke = Callable[..., tuple[int, str, str]]

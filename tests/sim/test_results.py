@@ -13,7 +13,7 @@ import pytest
 
 from edgeduet_shared import metrics
 from edgeduet_shared.errors import EdgeDuetError, StateError
-from edgeduet_sim.method_spec import MethodSpec
+from edgeduet_shared.method_spec import MethodSpec
 from edgeduet_sim.results import FORMAT, RunFolder, find_runs, is_finished, load_run, run_digest, run_folder
 from recorded_runs import IMAGES, SLICE, TASKS, accuracies_of, small_scenario
 

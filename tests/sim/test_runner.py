@@ -20,7 +20,7 @@ from edgeduet_server.strategies.catalogue import STRATEGIES
 from edgeduet_shared.config import Scenario
 from edgeduet_shared.data.split import load_split
 from edgeduet_shared.errors import ConfigError, DataError, StateError
-from edgeduet_sim.method_spec import MethodSpec
+from edgeduet_shared.method_spec import MethodSpec
 from edgeduet_sim.progress import JsonEvents, Lines, RunTitle, Silent
 from edgeduet_sim.results import Run, load_run
 from edgeduet_sim.runner import ABLATIONS, EngineSetup, Job, make_job, run_all, run_one, with_ablations
