@@ -13,17 +13,25 @@ from typing import Annotated
 
 import typer
 
+from edgeduet_client.device.commands import device_app
 from edgeduet_client.llm.commands import llm_app
 from edgeduet_shared.errors import EdgeDuetError
 
 app = typer.Typer(
     name="edgeduet-client",
-    help="What runs on an edge device: the private local language model.",
+    help="What runs on an edge device: federated training, the personal classifier, the private language model.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+_EXTRAS = {
+    **dict.fromkeys(("torch", "transformers", "onnx", "gguf"), "export"),
+    **dict.fromkeys(("cryptography", "flwr"), "device"),
+}
+"""Which extra brings a package that may be missing."""
+
+app.add_typer(device_app)
 app.add_typer(llm_app)
 
 
@@ -63,7 +71,7 @@ def main() -> None:
         if debug:
             raise
         if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("edgeduet"):
-            extra = "export" if error.name.partition(".")[0] in ("torch", "transformers", "onnx", "gguf") else "llm"
+            extra = _EXTRAS.get(error.name.partition(".")[0], "llm")
             print(
                 f"error: '{error.name}' is not installed; get it with: pip install 'edgeduet[{extra}]'", file=sys.stderr
             )

@@ -116,6 +116,20 @@ def test_the_next_turn_finds_what_was_computed(engine: Engine) -> None:
     assert len(engine.caches) == 1
 
 
+def test_a_seed_gives_the_same_answer_whatever_came_before(engine: Engine) -> None:
+    text = "one two three four five six seven eight nine ten"
+
+    def answer() -> tuple[list[int], int]:
+        events = ask(engine, text, max_tokens=20, min_tokens=20, seed=3, sampler="temperature")[1].all()
+        ids = [token for event in events if isinstance(event, Piece) for token in event.piece.ids]
+        return ids, finished(events)[0].cached_tokens
+
+    first = answer()
+    ask(engine, text + " the cat", max_tokens=3)[1].all()
+    # From scratch each time, although a cache with the very prompt waits: other steps round differently.
+    assert len(engine.caches) > 0 and answer() == first and first[1] == 0
+
+
 def test_a_caller_who_leaves_frees_the_worker_and_the_next_one_is_answered(engine: Engine) -> None:
     ticket, heard = ask(engine, "the cat", **ENDLESS)
     while not isinstance(heard.next(), Piece):

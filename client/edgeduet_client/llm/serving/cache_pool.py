@@ -56,6 +56,10 @@ class CachePool:
         self._waiting.append(self._waiting.pop(best))
         return self._copy_beginning(self._waiting[-1], shared)
 
+    def fresh(self) -> KVCache:
+        """Return an empty cache, whatever is kept."""
+        return self._new_cache()
+
     def put(self, cache: KVCache) -> None:
         """Take ``cache`` back; it, or the least recently used ones, go where the budget would be exceeded."""
         if cache.length < _WORTH_KEEPING or _size(cache) > self._budget:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def serve_models(
 ) -> int:
     """Load ``models`` and serve them until a signal; return the exit code.
 
-    The first line on standard output is a JSON object with the addresses, once they answer.
+    Standard output gets the addresses once they answer: as one line of JSON, or in words on a terminal.
 
     Raises:
         AccessError: other machines could ask without a token, or the token cannot be used.
@@ -66,7 +67,13 @@ def serve_models(
 
 
 def _announce(addresses: dict[str, str]) -> None:
-    print(json.dumps({"event": "ready", **addresses}), flush=True)
+    if not sys.stdout.isatty():
+        print(json.dumps({"event": "ready", **addresses}), flush=True)
+        return
+    print(f"OpenAI's API: {addresses['http']}/v1")
+    if "grpc" in addresses:
+        print(f"gRPC:         {addresses['grpc']}")
+    print("Ctrl-C ends it after what was accepted is answered", flush=True)
 
 
 def _certificate(chain: Path | None, key: Path | None) -> Certificate | None:
