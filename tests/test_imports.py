@@ -32,6 +32,7 @@ MAY_IMPORT = {
 # What only some commands need (ray, plots, hub data sets) is imported inside the function that needs it.
 EXTRAS = {
     "edgeduet_shared": {"train"},
+    "edgeduet_shared.admin_api": {"server"},
     "edgeduet_shared.data.hub_source": {"train", "sim"},
     "edgeduet_shared.supervision": {"server"},
     "edgeduet_server": {"train", "server"},
