@@ -1,12 +1,13 @@
 """What an import proves before it publishes a model.
 
-Two questions, answered with numbers that the manifest keeps:
+Three questions, answered with numbers that the manifest keeps:
 
 1. Is the graph the model? In float32, every token our graph picks greedily must be the token the source
    model picks after the same prefix (by induction the two then generate the same text). Where the source's
    two best logits lie closer than rounding, either counts, and the tie is reported.
-2. What did quantisation cost? The perplexity of a fixed text (``import_check.txt``: prose, code, arithmetic,
-   four languages), as a ratio to the float32 graph's.
+2. Do weights and tokenizer belong together? A fixed text (``import_check.txt``: prose, code, arithmetic, four
+   languages) must be no surprise: its perplexity is far below that of drawing lots.
+3. What did quantisation cost? The perplexity of the same text, as a ratio to the float32 graph's.
 """
 
 from __future__ import annotations

@@ -139,15 +139,17 @@ def test_truncation_and_padding_are_not_taken_over(source: Path, tmp_path: Path)
     assert ours.decode(ours.encode(text)) == text
 
 
-def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path):
-    """One of the right size, whose ids mean other words: a trained model is sure of the wrong ones."""
-    rng = np.random.default_rng(0)
+def test_a_tokenizer_of_another_model_is_refused():
+    """One of the right size, whose ids mean other words: a trained model is sure of the wrong ones.
+
+    2.1 times the vocabulary is what SmolLM2 makes of the ids of Gemma's tokenizer.
+    """
     check_perplexity(20.0, 49152)
     with pytest.raises(ModelError, match="tokenizer belong to different models"):
         check_perplexity(2.1 * 49152, 49152)
     for value in (float("nan"), float("inf")):
         with pytest.raises(ModelError, match="worse than chance"):
-            check_perplexity(value * rng.uniform(1, 2), 49152)
+            check_perplexity(value, 49152)
 
 
 @pytest.mark.parametrize("kept", [0.0, 0.0001, 0.5, 0.999])
