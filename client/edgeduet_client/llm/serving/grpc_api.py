@@ -1,9 +1,9 @@
 """The gRPC side: the service of ``llm.proto``, with health checking and reflection, on the server's event loop.
 
-``llm_pb2.py`` and ``llm_pb2_grpc.py`` are generated, by grpcio-tools 1.74.0 so that devices with older
+``llm_pb2.py``, ``llm_pb2.pyi`` and ``llm_pb2_grpc.py`` are generated, by grpcio-tools 1.74.0 so that devices with older
 releases of grpcio and protobuf can run them; after a change of ``llm.proto``::
 
-    python -m grpc_tools.protoc -I client --python_out=client --grpc_python_out=client \\
+    python -m grpc_tools.protoc -I client --python_out=client --pyi_out=client --grpc_python_out=client \\
         client/edgeduet_client/llm/serving/llm.proto
 """
 
