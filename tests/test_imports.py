@@ -39,14 +39,18 @@ EXTRAS = {
     "edgeduet_client": {"train"},
     "edgeduet_client.classifier": set(),
     "edgeduet_client.classifier.exporting": {"train"},
+    "edgeduet_client.classifier.stage_export": {"train"},
     "edgeduet_client.cli": set(),
+    "edgeduet_client.device": {"llm"},
+    "edgeduet_client.device.commands": set(),
+    "edgeduet_client.device.training_rules": set(),
     "edgeduet_client.llm": {"llm"},
     "edgeduet_client.llm.graph": {"export"},
     "edgeduet_sim": {"train", "server", "sim"},
     "edgeduet_sim.backbone_build": {"train", "server", "sim", "backbone"},
 }
 LANGUAGE_MODEL = "edgeduet_client.llm"
-MEETING_POINTS = {"edgeduet_client.cli", "edgeduet_client.config", "edgeduet_client.daemon"}
+MEETING_POINTS = {"edgeduet_client.cli", "edgeduet_client.device"}
 
 
 @dataclass(frozen=True)

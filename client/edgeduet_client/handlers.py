@@ -25,6 +25,7 @@ import torch
 from flwr.app import Context, Message
 from torch import Tensor
 
+from edgeduet_client.device.training_rules import device_rules
 from edgeduet_client.fisher import diagonal_fisher
 from edgeduet_client.local_training import Job, Trained, encode_images, train_clients
 from edgeduet_client.personal_store import AFTER_STAGE, Arrays, DiskStore, MemoryStore, PersonalStore
@@ -58,9 +59,17 @@ class Client:
 def client_of(context: Context) -> Client:
     """Resolve the client from run configuration (``edgeduet_shared.run_config``) and node configuration.
 
-    An empty ``personal-dir`` keeps personal state in memory.
+    An empty ``personal-dir`` keeps personal state in memory. On a device it lies under the device's home,
+    whatever the run says.
+
+    Raises:
+        ConfigError: the device does not take part in such a run.
     """
     config = RunConfig.from_flower(context.run_config)
+    rules = device_rules()
+    if rules is not None:
+        rules.check_run(config)
+        config = replace(config, personal_dir=str(rules.personal))
     experiment = experiment_for(config.scenario_json, config.seed, config.split_file)
     store: PersonalStore = _disk_store(config.personal_dir) if config.personal_dir else _MEMORY
     if not config.personal_dir:
@@ -146,6 +155,9 @@ class _Work:
     @classmethod
     def start(cls, client: Client, request: TrainRequest) -> _Work:
         started = time.perf_counter()
+        rules = device_rules()
+        if rules is not None:
+            rules.check_training(request.plan)
         plan, experiment = request.plan, client.experiment
         model = experiment.model(plan.parts)
         at = (request.stage, request.round)
@@ -291,6 +303,9 @@ def handle_evaluate(message: Message, context: Context) -> Message:
     torch.set_num_threads(1)
     started = time.perf_counter()
     client, request = client_of(context), decode(message.content, EvaluateRequest)
+    rules = device_rules()
+    if rules is not None:
+        rules.check_evaluation()
     plan, experiment, stage = request.plan, client.experiment, request.stage
     model, split = experiment.model(plan.parts), experiment.split
     classes = len(split.class_names)
@@ -318,6 +333,10 @@ def handle_evaluate(message: Message, context: Context) -> Message:
         held_out_total=held_out[1],
         seconds=time.perf_counter() - started,
     )
+    if rules is not None:
+        from edgeduet_client.classifier.stage_export import export_after_stage
+
+        export_after_stage(personal, experiment, rules.classifier, run=client.run, client=client.partition, stage=stage)
     return Message(encode(reply), reply_to=message)
 
 

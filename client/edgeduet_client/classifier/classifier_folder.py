@@ -24,6 +24,8 @@ from edgeduet_shared.errors import StateError
 FACTS = "classifier.json"
 MODEL = "model.onnx"
 CURRENT = "current.json"
+ERROR_FILE = "export-error.txt"
+"""Why the last export failed; not there after one that worked."""
 _VERSIONS = "versions"
 KEPT = 2
 

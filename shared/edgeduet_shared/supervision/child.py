@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -72,6 +73,15 @@ class Child:
     def running(self) -> bool:
         """Whether it runs now."""
         return self.pid is not None
+
+    def facts(self) -> dict[str, Any]:
+        """Return what ``status`` shows of it; ``created`` tells its process from a later one of the same pid."""
+        pid = self.pid
+        try:
+            created = None if pid is None else psutil.Process(pid).create_time()
+        except psutil.NoSuchProcess:
+            pid = created = None
+        return {"pid": pid, "created": created, "restarts": self.restarts, "last_exit": self.last_exit}
 
     def tend(self) -> None:
         """Start it if it does not run and its pause is over; note it if it has just ended."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,9 @@ from filelock import FileLock, Timeout
 
 from edgeduet_shared.atomic_files import atomic_write_json
 from edgeduet_shared.errors import ConfigError
+from edgeduet_shared.supervision.child import end_family
+
+log = logging.getLogger("edgeduet.supervision")
 
 
 @dataclass(frozen=True)
@@ -41,8 +45,9 @@ class RunningState:
         Raises:
             ConfigError: there is another.
         """
+        lock = FileLock(self._lock_file(), timeout=0)
         try:
-            self._lock().acquire()
+            lock.acquire()
         except Timeout:
             raise ConfigError(
                 f"a {self.kind} is running in {self.home} already; see `{self._command()} status {self.home}`"
@@ -51,7 +56,28 @@ class RunningState:
             yield
         finally:
             self.path.unlink(missing_ok=True)
-            self._lock().release(force=True)
+            lock.release()
+
+    def end_leftovers(self) -> None:
+        """End the programs that a supervisor left running when it was killed; only for who holds the home."""
+        try:
+            programs = json.loads(self.path.read_text("utf-8"))["programs"].values()
+            left = [(facts["pid"], facts["created"]) for facts in programs if facts["pid"] is not None]
+        except FileNotFoundError:
+            return
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            log.warning(
+                "%s cannot be read (%s): what an earlier %s left running is not ended", self.path, error, self.kind
+            )
+            return
+        for pid, created in left:
+            try:
+                same = psutil.Process(pid).create_time() == created
+            except psutil.NoSuchProcess:
+                continue
+            if same:
+                log.warning("ending process %d, left by a %s that was killed", pid, self.kind)
+                end_family(pid)
 
     def note(self, facts: Mapping[str, Any]) -> None:
         """Write down how things stand."""
@@ -96,7 +122,3 @@ class RunningState:
 
     def _lock_file(self) -> Path:
         return self.home / f".{self.kind}.lock"
-
-    def _lock(self) -> FileLock:
-        # One object per file and process: what was acquired can be released through another RunningState.
-        return FileLock(self._lock_file(), timeout=0, is_singleton=True)

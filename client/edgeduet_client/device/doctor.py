@@ -1,0 +1,344 @@
+"""Check a device without changing anything: every finding says what is in order, or what to do."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import shutil
+import ssl
+import stat
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from importlib.util import find_spec
+
+import psutil
+
+from edgeduet_client.classifier.classifier_folder import ERROR_FILE, ClassifierFolder
+from edgeduet_client.device.device_config import DeviceConfig
+from edgeduet_client.device.enrolment import AUTHORITY, NODE_KEY, PUBLIC_KEY, read_authority, read_key
+from edgeduet_client.device.exit_reasons import explain_exit
+from edgeduet_client.device.supervisor import CONNECTED, KIND, free_port, supernode_command, supernode_environment
+from edgeduet_shared.atomic_files import atomic_write_bytes
+from edgeduet_shared.enrolment import public_key_text
+from edgeduet_shared.errors import ConfigError, EdgeDuetError, FederationError, StateError
+from edgeduet_shared.supervision.child import end_family
+from edgeduet_shared.supervision.programs import program
+from edgeduet_shared.supervision.running_state import RunningState
+from edgeduet_shared.versions import HEADER, installed_versions, misfits, parse_versions, versions_text
+
+# What a round needs: a ClientApp with torch (measured 0.4 GB), and room for states and features.
+LEAST_MEMORY = 500_000_000
+LEAST_DISK = 500_000_000
+# Flower accepts signatures whose time is between 5 s ahead of its clock and 305 s behind it.
+MOST_AHEAD = 4.0
+MOST_BEHIND = 240.0
+_RENEW_BEFORE = timedelta(days=14)
+_CONNECT_S = 10.0
+_PROBE_S = 90.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was checked: in order, or a problem with its remedy.
+
+    Attributes:
+        detail: what was found where it is in order.
+    """
+
+    what: str
+    detail: str = ""
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class ServerAnswer:
+    """What the server's proxy says to a device, before any login.
+
+    Attributes:
+        certificate_ends: of the server's certificate.
+        skew: seconds by which this device's clock is ahead of the server's.
+        versions: of the server's packages; empty where it does not say.
+    """
+
+    certificate_ends: datetime
+    skew: float
+    versions: dict[str, str]
+
+
+def examine(config: DeviceConfig) -> list[Finding]:
+    """Check everything a device needs, the near things first."""
+    findings = [
+        _tried("state folder", lambda: _writable(config)),
+        _tried("free disk", lambda: _free_disk(config)),
+        _tried("free memory", _free_memory),
+        _tried("identity", lambda: _identity(config)),
+        _tried("authority", lambda: _authority(config)),
+        _tried("programs", lambda: _programs(config)),
+        _tried("classifier", lambda: _classifier(config)),
+    ]
+    return [*findings, *_about_server(config)]
+
+
+def _tried(what: str, check: Callable[[], str]) -> Finding:
+    try:
+        return Finding(what, check())
+    except EdgeDuetError as error:
+        return Finding(what, problem=str(error))
+
+
+def _about_server(config: DeviceConfig) -> list[Finding]:
+    answers: list[ServerAnswer] = []
+
+    def reach() -> str:
+        answers.append(ask_server(config))
+        return f"{config.server.address} answers over TLS"
+
+    findings = [_tried("server", reach)]
+    if not answers:
+        skew = _unverified_skew(config)
+        return findings if skew is None else [*findings, _tried("clock", lambda: judge_clock(skew))]
+    answer = answers[0]
+    findings += [
+        _tried("server certificate", lambda: _judge_certificate(answer.certificate_ends)),
+        _tried("clock", lambda: judge_clock(answer.skew)),
+        _tried("versions", lambda: judge_versions(answer.versions)),
+    ]
+    if config.limits.train and not any(finding.problem for finding in findings):
+        findings.append(_tried("key registered", lambda: _registered(config)))
+    return findings
+
+
+# -- near ----------------------------------------------------------------------------------------------
+
+
+def _writable(config: DeviceConfig) -> str:
+    for name in ("personal", "cache", "classifier", "flwr", "logs"):
+        probe = config.folder(name) / ".doctor"
+        atomic_write_bytes(probe, b"ok")
+        probe.unlink()
+    return str(config.home)
+
+
+def _free_disk(config: DeviceConfig) -> str:
+    free = shutil.disk_usage(config.home).free
+    if free < LEAST_DISK:
+        raise StateError(f"{config.home}: {free / 1e6:.0f} MB are free, {LEAST_DISK / 1e6:.0f} are needed; free some")
+    return f"{free / 1e9:.1f} GB"
+
+
+def _free_memory() -> str:
+    available = int(psutil.virtual_memory().available)
+    if available < LEAST_MEMORY:
+        raise StateError(
+            f"{available / 1e6:.0f} MB are available, training needs {LEAST_MEMORY / 1e6:.0f}; end other programs"
+        )
+    return f"{available / 1e9:.1f} GB"
+
+
+def _identity(config: DeviceConfig) -> str:
+    key = read_key(config.home)
+    path = config.home / NODE_KEY
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o077:
+        raise StateError(f"{path} can be read by other users (mode {mode:o}); run `chmod 600 {path}`")
+    if path.stat().st_uid != os.getuid():
+        raise StateError(f"{path} belongs to another user; run as that user, or `chown` the whole home")
+    public = config.home / PUBLIC_KEY
+    if not public.is_file() or public.read_text("utf-8", errors="replace").strip() != public_key_text(key.public_key()):
+        raise StateError(f"{public} does not belong to {path.name}; run `ssh-keygen -y -f {path} > {public}`")
+    return config.server.name
+
+
+def _authority(config: DeviceConfig) -> str:
+    from cryptography import x509
+
+    path = config.home / AUTHORITY
+    ends = x509.load_pem_x509_certificate(read_authority(path)).not_valid_after_utc
+    if ends < datetime.now(UTC):
+        raise StateError(f"{path} ended on {ends:%Y-%m-%d}; get the server's new pki/ca.crt over a way you trust")
+    return f"valid until {ends:%Y-%m-%d}"
+
+
+def _programs(config: DeviceConfig) -> str:
+    found = []
+    if config.limits.train:
+        program("flower-supernode")
+        for module in ("torch", "onnxscript"):
+            if find_spec(module) is None:
+                raise FederationError(f"'{module}' is not installed; training needs it: pip install 'edgeduet[device]'")
+        found.append("training")
+    if config.inference.classify_port:
+        if find_spec("onnxruntime") is None:
+            raise FederationError("'onnxruntime' is not installed; classifying needs it: pip install 'edgeduet[llm]'")
+        found.append("classifying")
+    return ", ".join([*found, *config.inference.llm_models]) or "nothing to run: see [limits] and [inference]"
+
+
+def _classifier(config: DeviceConfig) -> str:
+    folder = config.folder("classifier")
+    error = folder / ERROR_FILE
+    if error.is_file():
+        raise StateError(
+            f"the last export failed ({error.read_text('utf-8', errors='replace').strip()}); the classifier before it "
+            "is in use; it is tried again after the next stage"
+        )
+    found = ClassifierFolder(folder).current()
+    if found is None:
+        return "none yet; made after the first stage"
+    return f"of run {found[1].run}, stage {found[1].stage}"
+
+
+# -- far -----------------------------------------------------------------------------------------------
+
+
+def ask_server(config: DeviceConfig) -> ServerAnswer:
+    """Ask the server's proxy for nothing in particular, over TLS as the SuperNode does.
+
+    Raises:
+        FederationError: it cannot be reached, or TLS fails; says why and what to do.
+    """
+    context = ssl.create_default_context(cafile=str(config.home / AUTHORITY))
+    try:
+        headers, ends, skew = _head(config, context)
+    except (OSError, http.client.HTTPException) as error:
+        reason = explain_exit(str(error))
+        remedy = reason.line if reason else "check [server] address, the network and the server"
+        raise FederationError(f"{config.server.address}: {error}; {remedy}") from error
+    assert ends is not None
+    if skew is None:
+        raise FederationError(f"{config.server.address} gives no time of day; is it an edgeduet server?")
+    return ServerAnswer(ends, skew, parse_versions(headers.get(HEADER, "")))
+
+
+def _unverified_skew(config: DeviceConfig) -> float | None:
+    """Seconds this clock is ahead of whoever answers there; a wrong clock is one reason for TLS to fail."""
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    try:
+        return _head(config, context)[2]
+    except (OSError, http.client.HTTPException):
+        return None
+
+
+def _head(
+    config: DeviceConfig, context: ssl.SSLContext
+) -> tuple[http.client.HTTPMessage, datetime | None, float | None]:
+    """Return headers, end of the certificate (where it was verified) and clock skew of a request for ``/``."""
+    connection = http.client.HTTPSConnection(
+        config.server.host, config.server.port, timeout=_CONNECT_S, context=context
+    )
+    try:
+        connection.connect()
+        assert isinstance(connection.sock, ssl.SSLSocket)
+        shown = connection.sock.getpeercert() or {}
+        before = time.time()
+        connection.request("HEAD", "/")
+        response = connection.getresponse()
+        after = time.time()
+        response.read()
+    finally:
+        connection.close()
+    text = response.headers.get("Date")
+    # The header has whole seconds: on average it is half a second older than the moment it speaks of.
+    skew = (before + after) / 2 - parsedate_to_datetime(text).timestamp() - 0.5 if text else None
+    ends = shown.get("notAfter")
+    return (
+        response.headers,
+        datetime.fromtimestamp(ssl.cert_time_to_seconds(str(ends)), UTC) if ends else None,
+        skew,
+    )
+
+
+def _judge_certificate(ends: datetime) -> str:
+    if ends - datetime.now(UTC) < _RENEW_BEFORE:
+        raise ConfigError(
+            f"the server's certificate ends on {ends:%Y-%m-%d}; on the server run `edgeduet-server certificate renew`"
+        )
+    return f"valid until {ends:%Y-%m-%d}"
+
+
+def judge_clock(skew: float) -> str:
+    """Return how far the clock is off, where Flower accepts that.
+
+    Args:
+        skew: seconds ahead of the server.
+
+    Raises:
+        StateError: signatures would be refused.
+    """
+    if skew > MOST_AHEAD or skew < -MOST_BEHIND:
+        direction = "ahead of" if skew > 0 else "behind"
+        raise StateError(
+            f"this device's clock is {abs(skew):.0f} s {direction} the server's, whose limit is 5 s ahead or 300 s "
+            "behind; set it with NTP (`timedatectl set-ntp true`)"
+        )
+    return f"{skew:+.1f} s from the server's"
+
+
+def judge_versions(theirs: dict[str, str]) -> str:
+    """Compare the server's versions with those installed here.
+
+    Raises:
+        StateError: they do not fit.
+    """
+    ours = installed_versions()
+    if not theirs:
+        return f"{versions_text(ours)}; the server does not tell its own"
+    wrong = misfits(ours, theirs)
+    if wrong:
+        raise StateError(f"{'; '.join(wrong)} (the server): install the same release of edgeduet on both")
+    return versions_text(ours)
+
+
+def _registered(config: DeviceConfig) -> str:
+    state = RunningState(config.home, KIND).read()
+    if state is None:
+        return probe_registration(config)
+    if state["training"] == "connected":
+        return "connected"
+    if state["training"] == "paused":
+        return f"not asked: training pauses, {state['why']}"
+    raise FederationError(state["why"] or "the device runs, but is not connected yet; look again in a minute")
+
+
+def probe_registration(config: DeviceConfig, *, limit: float = _PROBE_S) -> str:
+    """Connect once as the SuperNode would, and leave.
+
+    Raises:
+        FederationError: the server does not accept this device's key.
+    """
+    process = subprocess.Popen(
+        [*supernode_command(config, free_port()), "--max-retries", "1"],
+        cwd=config.home,
+        env=supernode_environment(config),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        text=True,
+        errors="replace",
+    )
+    # Ending the process ends the reading below.
+    deadline = threading.Timer(limit, end_family, (process.pid,))
+    deadline.start()
+    assert process.stdout is not None
+    text = ""
+    try:
+        for line in process.stdout:
+            text += line
+            if CONNECTED in line:
+                return "the server accepts this device's key"
+    finally:
+        deadline.cancel()
+        end_family(process.pid)
+        process.stdout.close()
+        process.wait()
+    reason = explain_exit(text)
+    last = text.strip().splitlines()[-1:] or ["no answer"]
+    raise FederationError(reason.line if reason else f"the SuperNode ended before it was connected: {last[0].strip()}")

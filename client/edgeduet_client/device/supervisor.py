@@ -1,0 +1,272 @@
+"""Keep a device running: Flower's SuperNode while it may train, and what answers programs on the device.
+
+One process per device home, in the foreground (systemd or a container keeps *it* running):
+
+=========================================  =====================================================
+what happens                               what is done
+=========================================  =====================================================
+a program dies                             restarted, after a pause that doubles up to a minute
+SuperNode ends: wrong CA, key, clock ...   the cause and its remedy are said; tried again anyway
+outside hours, on battery, metered         SuperNode is ended; inference goes on
+training takes too much memory             the ClientApp is ended; the server counts a failed reply
+this process is killed                     the next start ends what it left behind
+=========================================  =====================================================
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from edgeduet_client.device.device_config import DeviceConfig
+from edgeduet_client.device.enrolment import AUTHORITY, NODE_KEY, read_key
+from edgeduet_client.device.exit_reasons import UNREACHABLE, ExitReason, explain_exit
+from edgeduet_client.device.permission import look_around, why_not_train
+from edgeduet_client.device.training_rules import HOME_VARIABLE
+from edgeduet_shared.supervision.child import Child, Program
+from edgeduet_shared.supervision.programs import environment, program
+from edgeduet_shared.supervision.running_state import RunningState
+
+log = logging.getLogger("edgeduet.device")
+
+KIND = "device"
+TICK = 2.0
+# Asking for the battery and NetworkManager costs a process: not at every tick.
+LOOK_AROUND_EVERY = 30.0
+CONNECTED = "SuperNode ID:"
+_CONNECTED_AGAIN = "Connection successful"
+_NOT_CONNECTED = "Connection attempt failed"
+_STARTED = "Starting Flower SuperNode"
+_TAIL_BYTES = 32_768
+_CLIENT_APP = "flwr-clientapp"
+
+
+class Supervisor:
+    """Runs a device home until it is told to stop.
+
+    Raises:
+        FederationError: Flower is not installed, and the device is to train.
+        StateError: the device's key is missing or damaged.
+    """
+
+    def __init__(self, config: DeviceConfig) -> None:
+        self.config = config
+        self._stop = threading.Event()
+        self._running = RunningState(config.home, KIND)
+        self._looked = -LOOK_AROUND_EVERY
+        self._paused: str | None = None
+        self._reason: ExitReason | None = None
+        self._restarts = 0
+        self._connected = False
+        read_key(config.home)
+        self.supernode = Child(self._supernode_program(), config.folder("logs"), config.logs)
+        self.servers = [Child(made, config.folder("logs"), config.logs) for made in inference_programs(config)]
+
+    def run(self) -> None:
+        """Supervise until :meth:`stop`; then end everything.
+
+        Raises:
+            ConfigError: another supervisor runs this home.
+        """
+        with self._running.held():
+            self._running.end_leftovers()
+            try:
+                while not self._stop.is_set():
+                    self.tick()
+                    self._stop.wait(TICK)
+            finally:
+                for child in (*self.servers, self.supernode):
+                    child.end()
+
+    def stop(self, *_: object) -> None:
+        """Ask :meth:`run` to end; also a signal handler."""
+        self._stop.set()
+
+    def tick(self) -> None:
+        """Look once at everything."""
+        for child in self.servers:
+            child.tend()
+        self._look_around(time.monotonic())
+        if self._paused is None:
+            self.supernode.tend()
+            self._follow_supernode()
+        elif self.supernode.running:
+            log.info("training pauses: %s", self._paused)
+            self.supernode.end()
+        self._running.note(self.state())
+
+    def state(self) -> dict[str, Any]:
+        """Return how things stand, for ``status``."""
+        children = [*self.servers, self.supernode]
+        return {
+            "training": self._training(),
+            "why": self._paused or (self._reason.line if self._reason and not self._connected else ""),
+            "cause": self._reason.word if self._reason and not self._connected else "",
+            "programs": {child.program.name: child.facts() for child in children},
+            "complaints": self._complaints(),
+        }
+
+    def _training(self) -> str:
+        if self._paused is not None:
+            return "paused"
+        if not self.supernode.running:
+            return "down"
+        return "connected" if self._connected else "connecting"
+
+    def _complaints(self) -> list[str]:
+        found = [f"{child.program.name} does not run" for child in self.servers if not child.running]
+        if self._paused is None and not self._connected and self._reason is not None:
+            found.append(f"not connected: {self._reason.line}")
+        elif self._paused is None and not self.supernode.running:
+            found.append("supernode does not run")
+        return found
+
+    def _look_around(self, now: float) -> None:
+        if now - self._looked < LOOK_AROUND_EVERY:
+            return
+        self._looked = now
+        limits = self.config.limits
+        why = why_not_train(limits, look_around(limits))
+        if why is None and self._paused is not None:
+            log.info("training goes on")
+        self._paused = why
+
+    def _follow_supernode(self) -> None:
+        child = self.supernode
+        if child.restarts != self._restarts:
+            self._restarts = child.restarts
+            self._connected = False
+            self._reason = explain_exit(since_start(child.log_file))
+            if self._reason is not None:
+                log.error("the SuperNode ended (%s): %s", self._reason.word, self._reason.line)
+        elif child.running:
+            self._follow_connection(since_start(child.log_file))
+        if child.pid is not None:
+            self._limit_memory(child.pid)
+
+    def _follow_connection(self, text: str) -> None:
+        connected = is_connected(text)
+        if connected is False and not self._connected:
+            # It tries for ever without a word on why.
+            self._reason = self._reason or UNREACHABLE
+        if connected is None or connected == self._connected:
+            return
+        self._connected = connected
+        if connected:
+            log.info("connected to %s", self.config.server.address)
+        else:
+            self._reason = UNREACHABLE
+            log.warning("the connection to %s is lost; it is tried again", self.config.server.address)
+
+    def _limit_memory(self, pid: int) -> None:
+        limit = self.config.limits.memory_mb * 1_000_000
+        if limit == 0:
+            return
+        for app, used in client_apps(pid):
+            if used > limit:
+                log.error("training took %d MB, [limits] memory_mb allows %d: ended", used // 1_000_000, limit // 10**6)
+                app.kill()
+
+    def _supernode_program(self) -> Program:
+        config, home = self.config, self.config.home
+        if config.limits.train:
+            program("flower-supernode")  # says at once if it is missing
+        variables = supernode_environment(config)
+        folder = config.folder("flwr")
+        folder.mkdir(parents=True, exist_ok=True)
+        return Program("supernode", lambda: supernode_command(config, free_port()), variables, home)
+
+
+def supernode_environment(config: DeviceConfig) -> dict[str, str]:
+    """Return the environment of the SuperNode, which its ClientApps inherit."""
+    threads = str(config.limits.threads)
+    return environment(
+        config.folder("flwr"),
+        {
+            "OMP_NUM_THREADS": threads,
+            "MKL_NUM_THREADS": threads,
+            "EDGEDUET_CACHE": str(config.folder("cache")),
+            HOME_VARIABLE: str(config.home),
+        },
+    )
+
+
+def supernode_command(config: DeviceConfig, port: int) -> list[str]:
+    """Return the command line of the SuperNode; ``port`` is for its own ClientApps, on loopback."""
+    share = config.data
+    return [
+        program("flower-supernode"),
+        *("--superlink", config.server.address, "--root-certificates", str(config.home / AUTHORITY)),
+        *("--auth-supernode-private-key", str(config.home / NODE_KEY)),
+        *("--node-config", f"partition-id={share.partition} num-partitions={share.partitions}"),
+        *("--host", "127.0.0.1", "--port", str(port)),
+    ]
+
+
+def inference_programs(config: DeviceConfig) -> list[Program]:
+    """Return the programs that answer questions on the device."""
+    inference, threads = config.inference, str(config.limits.threads)
+    variables = environment(config.folder("flwr"), {"OMP_NUM_THREADS": threads, HOME_VARIABLE: str(config.home)})
+    programs = []
+    if inference.classify_port:
+        command = [sys.executable, "-m", "edgeduet_client.device.classify_service", str(config.home)]
+        programs.append(_fixed("classify", command, variables, config.home))
+    if inference.llm_models:
+        command = [sys.executable, "-m", "edgeduet_client", "llm", "serve", *inference.llm_models]
+        command += ["--host", inference.host, "--port", str(inference.llm_port), "--no-grpc", "--threads", threads]
+        programs.append(_fixed("llm", command, variables, config.home))
+    return programs
+
+
+def _fixed(name: str, command: list[str], variables: Mapping[str, str], folder: Path) -> Program:
+    return Program(name, lambda: command, variables, folder)
+
+
+def client_apps(pid: int) -> list[tuple[psutil.Process, int]]:
+    """Return the ClientApps below a SuperNode with the bytes of memory each holds."""
+    try:
+        below = psutil.Process(pid).children(recursive=True)
+    except psutil.Error:
+        return []
+    found = []
+    for process in below:
+        try:
+            if _CLIENT_APP in " ".join(process.cmdline()):
+                found.append((process, int(process.memory_info().rss)))
+        except psutil.Error:
+            continue  # it ended while we looked
+    return found
+
+
+def since_start(file: Path) -> str:
+    """Return what a SuperNode has written since it was last started."""
+    try:
+        with file.open("rb") as stream:
+            stream.seek(0, 2)
+            stream.seek(max(0, stream.tell() - _TAIL_BYTES))
+            text = stream.read().decode("utf-8", errors="replace")
+    except FileNotFoundError:
+        return ""
+    return text.rpartition(_STARTED)[2]
+
+
+def is_connected(text: str) -> bool | None:
+    """Return what a SuperNode said last about its connection, ``None`` where it said nothing."""
+    good = max(text.rfind(CONNECTED), text.rfind(_CONNECTED_AGAIN))
+    bad = text.rfind(_NOT_CONNECTED)
+    return None if good == bad == -1 else good > bad
+
+
+def free_port() -> int:
+    """Return a port of loopback that is free now."""
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        return int(door.getsockname()[1])
