@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgeduet_client.llm.distribution import sampling_distributions
 from edgeduet_client.llm.draw import draw
 from edgeduet_client.llm.kv_cache import KVCache
+from edgeduet_client.llm.logprobs import TokenLogprob, token_logprob
 from edgeduet_client.llm.plan import SamplingPlan
 from edgeduet_client.llm.sampler_state import SamplerState, advance
 from edgeduet_client.llm.session import Forward, TargetSession, prefill_chunks
@@ -27,19 +27,6 @@ from edgeduet_client.llm.text_stream import Release, TextStream
 
 Reason = Literal["stop", "length", "cancelled", "timeout"]
 Clock = Callable[[], float]
-
-
-@dataclass(frozen=True)
-class TokenLogprob:
-    """How likely the model itself found a token: natural logarithm, before any sampling setting.
-
-    Attributes:
-        top: the likeliest ids and their log-probabilities, likeliest first, as many as the request wanted.
-    """
-
-    token: int
-    logprob: float
-    top: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True)
@@ -214,22 +201,6 @@ def draw_next(forward: Forward, generated: Sequence[int], sampling: Sampling) ->
     if sampling.top_logprobs is not None:
         logprob = token_logprob(forward.logits[0, : sampling.plan.vocab_size], token, sampling.top_logprobs)
     return Drawn(token, distribution.gate_fired, logprob)
-
-
-def token_logprob(logits_V: NDArray[np.float32], token: int, top: int) -> TokenLogprob:
-    """Return the log-probability of ``token`` and of the ``top`` likeliest ids under softmax(logits).
-
-    Args:
-        logits_V: raw, of the ids that are tokens.
-    """
-    # Exponentials in float32, which a wide vocabulary makes worth while; their sum and its logarithm in float64.
-    shifted = logits_V - logits_V.max()
-    total = float(np.log(np.exp(shifted).sum(dtype=np.float64)))
-    likeliest = np.argpartition(-shifted, min(top, len(shifted) - 1))[:top] if top else np.empty(0, np.int64)
-    ordered = likeliest[np.lexsort((likeliest, -shifted[likeliest]))]
-    return TokenLogprob(
-        token, float(shifted[token]) - total, tuple((int(index), float(shifted[index]) - total) for index in ordered)
-    )
 
 
 def generate(

@@ -8,8 +8,6 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from edgeduet_client.llm.chat_template import ChatTemplate
 from edgeduet_client.llm.context_limit import fit_prompt
 from edgeduet_client.llm.errors import ModelError, RequestError
@@ -132,7 +130,7 @@ class LocalModel:
             cache if cache is not None else self.new_cache(),
             prompt,
             Answer(stream, self.tokenizer.token_bytes, eos_ids=frozenset(self.manifest.eos_ids), budget=budget),
-            Sampling(plan, initial_state(plan), np.random.default_rng(request.seed), request.logprobs),
+            Sampling(plan, initial_state(plan), generator(request.seed), request.logprobs),
             interruption=Interruption(cancel, clock, request.timeout_s),
             clock=clock,
         )

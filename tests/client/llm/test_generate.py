@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edgeduet_client.llm.errors import RequestError
-from edgeduet_client.llm.generate import Finished, TextPiece, token_logprob
+from edgeduet_client.llm.generate import Finished, TextPiece
 from edgeduet_client.llm.kv_cache import KVCache
 from edgeduet_client.llm.local_model import LocalModel
 from edgeduet_client.llm.request import GenerationRequest
@@ -223,24 +223,6 @@ def test_no_logprobs_unless_asked_for(model: LocalModel) -> None:
     pieces, _ = answer(model, SHORT, max_tokens=5, seed=0, logprobs=0)
     assert all(entry.top == () for piece in pieces for entry in piece.logprobs or ())
     assert sum(len(piece.logprobs or ()) for piece in pieces) == len(ids_of(pieces))
-
-
-@given(st.lists(st.floats(-30, 30, width=32), min_size=1, max_size=20), st.integers(0, 25), st.data())
-def test_token_logprob_is_log_softmax(values: list[float], top: int, data: st.DataObject) -> None:
-    token = data.draw(st.integers(0, len(values) - 1))
-    found = token_logprob(np.array(values, np.float32), token, top)
-    probabilities = np.exp(np.array(values)) / np.exp(np.array(values)).sum()
-    assert found.logprob == pytest.approx(np.log(probabilities[token]), abs=1e-5)
-    best = sorted(range(len(values)), key=lambda index: -probabilities[index])[:top]
-    assert [value for _, value in found.top] == pytest.approx(
-        [np.log(probabilities[index]) for index in best], abs=1e-5
-    )
-    assert len({index for index, _ in found.top}) == min(top, len(values))
-
-
-def test_a_masked_token_has_minus_infinity() -> None:
-    found = token_logprob(np.array([0.0, -np.inf], np.float32), 0, 2)
-    assert found.top == ((0, 0.0), (1, -np.inf))
 
 
 def test_a_prompt_that_is_too_long_is_refused_or_cut_as_asked(model: LocalModel) -> None:

@@ -32,7 +32,7 @@ from edgeduet_client.llm.settings import implied_sampler
 from edgeduet_shared.errors import EdgeDuetError, nearest
 
 if TYPE_CHECKING:
-    from edgeduet_client.llm.generate import TokenLogprob
+    from edgeduet_client.llm.logprobs import TokenLogprob
     from edgeduet_client.llm.serving.server import Certificate
     from edgeduet_client.llm.tokenizer import Tokenizer
 
