@@ -10,6 +10,7 @@ from pathlib import Path
 
 from edgeduet_client.llm.chat_template import ChatTemplate
 from edgeduet_client.llm.context_limit import fit_prompt
+from edgeduet_client.llm.draw import generator
 from edgeduet_client.llm.errors import ModelError, RequestError
 from edgeduet_client.llm.families import FamilyTable, family_table
 from edgeduet_client.llm.free_memory import available_memory

@@ -34,7 +34,7 @@ def token_logprob(logits_V: NDArray[np.float32], token: int, top: int) -> TokenL
     # Exponentials in float32, which a wide vocabulary makes worth while; their sum and its logarithm in float64.
     shifted = logits_V - logits_V.max()
     total = float(np.log(np.exp(shifted).sum(dtype=np.float64)))
-    best = tuple((place, float(shifted[place]) - total) for place in _best(shifted, top))
+    best = tuple((place, float(shifted[place]) - total) for place in _best(logits_V, top))
     return TokenLogprob(token, float(shifted[token]) - total, best)
 
 
