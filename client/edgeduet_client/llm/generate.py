@@ -133,9 +133,13 @@ class Answer:
             return "stop"
         return "length" if len(self.ids) >= self._budget else None
 
-    def finish(self) -> None:
-        """Make visible what was held back for a character or a stop string that did not come."""
+    def finish(self, reason: Reason) -> Reason:
+        """Make visible what was held back for a character or a stop string that did not come; return the reason.
+
+        A text that ends inside a character ends in U+FFFD, which may complete a stop string.
+        """
         self._show(self._stream.finish())
+        return "stop" if self._stream.stopped else reason
 
     def take_piece(self) -> TextPiece | None:
         """Return what became visible since the last call, or ``None`` if nothing did."""
@@ -232,11 +236,11 @@ def generate(
         if ended is None and (piece := answer.take_piece()):
             yield piece
         step = ended or interruption.reason() or session.forward((drawn.token,), cache, hidden=hidden)
-    answer.finish()
+    reason = answer.finish(step)
     if piece := answer.take_piece():
         yield piece
     yield Finished(
-        reason=step,
+        reason=reason,
         prompt_tokens=len(prompt),
         completion_tokens=len(answer.ids),
         cached_tokens=cached,
