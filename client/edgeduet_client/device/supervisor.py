@@ -44,7 +44,6 @@ LOOK_AROUND_EVERY = 30.0
 CONNECTED = "SuperNode ID:"
 _CONNECTED_AGAIN = "Connection successful"
 _NOT_CONNECTED = "Connection attempt failed"
-_STARTED = "Starting Flower SuperNode"
 _TAIL_BYTES = 32_768
 _CLIENT_APP = "flwr-clientapp"
 
@@ -66,6 +65,7 @@ class Supervisor:
         self._reason: ExitReason | None = None
         self._restarts = 0
         self._connected = False
+        self._log_from = 0
         read_key(config.home)
         self.supernode = Child(self._supernode_program(), config.folder("logs"), config.logs)
         self.servers = [Child(made, config.folder("logs"), config.logs) for made in inference_programs(config)]
@@ -96,11 +96,16 @@ class Supervisor:
             child.tend()
         self._look_around(time.monotonic())
         if self._paused is None:
+            before, size = self.supernode.pid, _size(self.supernode.log_file)
             self.supernode.tend()
+            if self.supernode.pid not in (before, None):
+                self._log_from = size
+                self._connected = False
             self._follow_supernode()
         elif self.supernode.running:
             log.info("training pauses: %s", self._paused)
             self.supernode.end()
+            self._connected = False
         self._running.note(self.state())
 
     def state(self) -> dict[str, Any]:
@@ -144,11 +149,11 @@ class Supervisor:
         if child.restarts != self._restarts:
             self._restarts = child.restarts
             self._connected = False
-            self._reason = explain_exit(since_start(child.log_file))
+            self._reason = explain_exit(since(child.log_file, self._log_from))
             if self._reason is not None:
                 log.error("the SuperNode ended (%s): %s", self._reason.word, self._reason.line)
         elif child.running:
-            self._follow_connection(since_start(child.log_file))
+            self._follow_connection(since(child.log_file, self._log_from))
         if child.pid is not None:
             self._limit_memory(child.pid)
 
@@ -246,16 +251,23 @@ def client_apps(pid: int) -> list[tuple[psutil.Process, int]]:
     return found
 
 
-def since_start(file: Path) -> str:
-    """Return what a SuperNode has written since it was last started."""
+def since(file: Path, place: int) -> str:
+    """Return what was written to a log since it was ``place`` bytes long, at most the end of it."""
     try:
         with file.open("rb") as stream:
-            stream.seek(0, 2)
-            stream.seek(max(0, stream.tell() - _TAIL_BYTES))
-            text = stream.read().decode("utf-8", errors="replace")
+            size = stream.seek(0, 2)
+            # A shorter file than before was begun anew.
+            stream.seek(max(0, size - _TAIL_BYTES, place if place <= size else 0))
+            return stream.read().decode("utf-8", errors="replace")
     except FileNotFoundError:
         return ""
-    return text.rpartition(_STARTED)[2]
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def is_connected(text: str) -> bool | None:

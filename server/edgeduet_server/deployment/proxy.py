@@ -14,6 +14,7 @@ from pathlib import Path
 from edgeduet_server.deployment.server_config import ServerConfig
 from edgeduet_shared.atomic_files import atomic_write_text
 from edgeduet_shared.errors import ConfigError
+from edgeduet_shared.versions import HEADER, installed_versions, versions_text
 
 # Paths that a second server might read in another way than nginx did: refused before anything is matched.
 _AMBIGUOUS = r"([.][.]|%|//|\x5c)"
@@ -50,6 +51,8 @@ http {{
         ssl_certificate_key {pki}/server.key;
         ssl_protocols TLSv1.2 TLSv1.3;
         ssl_session_cache shared:devices:2m;
+        # `edgeduet-client doctor` compares them with its own.
+        add_header {header} "{versions}" always;
 
         if ($request_uri ~ "{ambiguous}") {{
             return 404;
@@ -91,6 +94,8 @@ def nginx_configuration(config: ServerConfig) -> str:
         public_host=f"[{network.public_host}]" if ":" in network.public_host else network.public_host,
         public_port=network.public_port,
         ambiguous=_AMBIGUOUS,
+        header=HEADER,
+        versions=versions_text(installed_versions()),
     )
 
 
