@@ -59,7 +59,7 @@ def import_(
         typer.Option(metavar="none|int8|int4", help="Bits of the weights.  [default: a 4-bit GGUF's own, else int8]"),
     ] = None,
     context: Annotated[
-        int | None, typer.Option(min=16, help="Positions to support.  [default: the model's, at most 8192]")
+        int | None, typer.Option(min=64, help="Positions to support.  [default: the model's, at most 8192]")
     ] = None,
     max_perplexity_ratio: Annotated[
         float | None, typer.Option(min=1.0, help="Refuse a quantisation that costs more.  [default: 1.02, int4 1.1]")
