@@ -1,5 +1,7 @@
 """The gate's training: gradients and optimiser against torch, and that it learns what it is shown."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -25,9 +27,13 @@ from edgeduet_client.llm.gate_training import (
 )
 from toy_language_model import EOS, FAMILIES, HIDDEN, PER_FAMILY, ToyTarget
 
-torch = pytest.importorskip("torch", reason="the reference for gradients")
-
 OPTIONS = GateOptions(epochs=30, batch=16, learning_rate=5e-3)
+
+
+@pytest.fixture(scope="module")
+def torch() -> Any:
+    """The reference for gradients and optimiser."""
+    return pytest.importorskip("torch")
 
 
 def random_problem(seed: int = 0) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
@@ -37,24 +43,24 @@ def random_problem(seed: int = 0) -> tuple[np.ndarray, np.ndarray, tuple[np.ndar
     return inputs, targets, initial_weights(HIDDEN, rng)
 
 
-def torch_loss(inputs: np.ndarray, targets: np.ndarray, first: object, second: object) -> object:
-    logits = torch.relu(torch.from_numpy(inputs) @ first.T) @ second.T  # type: ignore[attr-defined]
+def torch_loss(torch: Any, inputs: np.ndarray, targets: np.ndarray, first: Any, second: Any) -> Any:
+    logits = torch.relu(torch.from_numpy(inputs) @ first.T) @ second.T
     return torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.from_numpy(targets))
 
 
 @given(st.integers(0, 2**32 - 1))
-def test_loss_and_gradients_equal_autograd(seed: int) -> None:
+def test_loss_and_gradients_equal_autograd(torch: Any, seed: int) -> None:
     inputs, targets, weights = random_problem(seed)
     loss, gradients = loss_and_gradients(weights, inputs, targets)
     layers = [torch.tensor(w, requires_grad=True) for w in weights]
-    expected = torch_loss(inputs, targets, *layers)
-    expected.backward()  # type: ignore[attr-defined]
-    assert loss == pytest.approx(float(expected.detach()), rel=1e-5)  # type: ignore[attr-defined]
+    expected = torch_loss(torch, inputs, targets, *layers)
+    expected.backward()
+    assert loss == pytest.approx(float(expected.detach()), rel=1e-5)
     for gradient, layer in zip(gradients, layers, strict=True):
         np.testing.assert_allclose(gradient, layer.grad.numpy(), rtol=1e-4, atol=1e-6)
 
 
-def test_ten_steps_with_clipping_equal_torch_adamw() -> None:
+def test_ten_steps_with_clipping_equal_torch_adamw(torch: Any) -> None:
     inputs, targets, weights = random_problem()
     layers = [torch.nn.Parameter(torch.tensor(w)) for w in weights]
     reference = torch.optim.AdamW(layers, lr=1e-2, weight_decay=0.1)
@@ -65,7 +71,7 @@ def test_ten_steps_with_clipping_equal_torch_adamw() -> None:
         gradients = (gradients[0] * 100, gradients[1] * 100)
         weights, optimiser = optimiser.step(weights, clipped(gradients), 1e-2)
         reference.zero_grad()
-        (100 * torch_loss(inputs, targets, *layers)).backward()  # type: ignore[operator]
+        (100 * torch_loss(torch, inputs, targets, *layers)).backward()
         torch.nn.utils.clip_grad_norm_(layers, 1.0)
         reference.step()
     for weight, layer in zip(weights, layers, strict=True):
@@ -76,7 +82,9 @@ def test_ten_steps_with_clipping_equal_torch_adamw() -> None:
     arrays(np.float32, (2, 3), elements=st.floats(-1e4, 1e4, width=32)),
     arrays(np.float32, (2, 3), elements=st.sampled_from([0.0, 1.0])),
 )
-def test_the_loss_is_finite_and_equals_torch_for_logits_of_any_size(logits: np.ndarray, targets: np.ndarray) -> None:
+def test_the_loss_is_finite_and_equals_torch_for_logits_of_any_size(
+    torch: Any, logits: np.ndarray, targets: np.ndarray
+) -> None:
     expected = torch.nn.functional.binary_cross_entropy_with_logits(torch.tensor(logits), torch.tensor(targets))
     assert binary_cross_entropy(logits, targets) == pytest.approx(float(expected), rel=1e-5, abs=1e-7)
 
