@@ -91,6 +91,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gguf", type=Path, help="the same weights for llama.cpp")
     parser.add_argument("--llama-python", type=Path, help="Python that has llama-cpp-python, perhaps of another venv")
     parser.add_argument("--genai-int8", type=Path, help="folder written by onnxruntime_genai.models.builder -p int8")
+    parser.add_argument("--genai-int8-128", type=Path, help="the same with block_size=128, its faster setting")
     parser.add_argument("--genai-int4", type=Path, help="the same with -p int4")
     parser.add_argument("--hf", type=Path, help="the same weights as a Hugging Face folder, for transformers")
     parser.add_argument("--work", type=Path, default=Path(), help="where the Q8_0 file is put (default: here)")
@@ -106,6 +107,7 @@ def entrants(options: argparse.Namespace) -> list[Entrant]:
     ]
     for name, folder, option in (
         ("genai int8", options.genai_int8, "--genai-int8"),
+        ("genai int8, blocks of 128", options.genai_int8_128, "--genai-int8-128"),
         ("genai int4", options.genai_int4, "--genai-int4"),
     ):
         if _there(name, folder, option) and _importable(sys.executable, "onnxruntime_genai", name):

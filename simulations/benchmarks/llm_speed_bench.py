@@ -8,16 +8,16 @@
 
 Ours: `edgeduet-client llm import FILE.gguf --name smollm2-135m`, and the same with `--quantize int8 --name
 smollm2-135m-int8`. Peers: llama-cpp-python in any venv; a folder by `python -m onnxruntime_genai.models.builder -i
-HF-FOLDER -o FOLDER -p int8 -e cpu -c cache --extra_options accuracy_level=4 block_size=32` (and `-p int4`). A peer
-that is not there is left out, and a line says so.
+HF-FOLDER -o FOLDER -p int8 -e cpu -c cache --extra_options accuracy_level=4 block_size=32` (and `-p int4`, and
+int8 with `block_size=128`). A peer that is not there is left out, and a line says so.
 
 Parts (default: all):
 
 speed        every runtime in a process of its own, all loaded, only one working: in every round each reads a prompt of
              64 and one of 512 tokens into an empty cache and writes 32 tokens, the first one moving every round
-             (transformers in every fourth round only). Ours
-             is LocalModel.generate with everything around it, theirs their own loop. 1 thread: processor time, which
-             other programs on the machine hardly change; 2 threads: wall time, which they do.
+             (transformers in every fourth round only). Ours is LocalModel.generate with everything around it, theirs
+             their own loop, greedy. 1 thread: processor time, which other programs on the machine change little;
+             more threads: wall time, which they do change.
 steps        ours: what part of a step everything after the logits takes.
 perplexity   of all runtimes on one fixed text, so that a fast wrong one is seen.
 cold         fresh processes, one at a time: from starting Python to the first token of a 64-token prompt; then

@@ -26,6 +26,8 @@ class Target:
 TARGETS = (
     Target(OURS_INT8, "genai int8", 0.95),
     Target("edgeduet int8, p-less", "genai int8", 0.95),
+    Target(OURS_INT8, "genai int8, blocks of 128", 0.95),
+    Target("edgeduet int8, p-less", "genai int8, blocks of 128", 0.95),
     Target(OURS_INT8, "llama.cpp Q8_0", 0.9),
     Target("edgeduet int8, p-less", "llama.cpp Q8_0", 0.9),
     Target(OURS_INT8, "transformers float32", 3.0),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 SEED = 20261201
-FEWEST_INHABITANTS = 5_000_000
+FEWEST_INHABITANTS = 20_000_000
 """Smaller countries are left out: knowing their capitals tests memory more than sampling."""
 
 OPENINGS = (
