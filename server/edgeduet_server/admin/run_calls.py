@@ -9,6 +9,7 @@ import sys
 import tomllib
 from collections.abc import Callable
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -277,8 +278,13 @@ def check_method(method: str, options: Any) -> None:
     Raises:
         ConfigError: no such method or option, or a bad value.
     """
+    _check(method, json.dumps({"method": method, "options": dict(options)}, sort_keys=True))
+
+
+# The process takes seconds; what was found right once is right until the service is upgraded, and so restarted.
+@lru_cache(maxsize=64)
+def _check(method: str, text: str) -> None:
     command = [sys.executable, "-m", "edgeduet_server.admin.method_check"]
-    text = json.dumps({"method": method, "options": dict(options)})
     try:
         result = subprocess.run(
             command, input=text, capture_output=True, text=True, check=False, timeout=_CHECK_SECONDS

@@ -1,0 +1,1 @@
+"""``edgeduet-admin``: the control plane of a server, from anywhere; talks to its admin service and nothing else."""
