@@ -39,7 +39,11 @@ def write_backup(registry: Registry, folder: Path, now: datetime) -> Path:
         EdgeDuetError: the file cannot be written, or the registry not be read.
     """
     revision = newest_revision()
-    path = folder / f"registry-{revision}-{now.astimezone(UTC):%Y%m%dT%H%M%S%fZ}{SUFFIX}"
+    stem = f"registry-{revision}-{now.astimezone(UTC):%Y%m%dT%H%M%S%fZ}"
+    path, number = folder / f"{stem}{SUFFIX}", 1
+    while path.exists():  # clocks are set back; a backup is never overwritten
+        number += 1
+        path = folder / f"{stem}-{number}{SUFFIX}"
     with registry.reading() as session, atomic_output(path) as partial:
         if not registry.is_sqlite:
             session.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"))
