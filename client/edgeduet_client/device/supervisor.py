@@ -66,7 +66,8 @@ class Supervisor:
         self._restarts = 0
         self._connected = False
         self._log_from = 0
-        read_key(config.home)
+        if config.limits.train:
+            read_key(config.home)
         self.supernode = Child(self._supernode_program(), config.folder("logs"), config.logs)
         self.servers = [Child(made, config.folder("logs"), config.logs) for made in inference_programs(config)]
 
