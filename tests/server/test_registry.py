@@ -24,7 +24,15 @@ from edgeduet_server.registry import migrate as migration
 from edgeduet_server.registry.errors import Conflict, RegistryError, UnknownName
 from edgeduet_server.registry.listener import RegistryListener
 from edgeduet_server.registry.models import AuditEntry, Base, ClientMetric, Round, Run, Stage
-from edgeduet_server.registry.runs import add_run, begin_run, end_run, find_run, position, reconcile, runs_to_resume
+from edgeduet_server.registry.runs import (
+    add_run,
+    begin_run,
+    end_run,
+    find_run,
+    interrupted_run,
+    position,
+    reconcile,
+)
 from edgeduet_server.registry.store import Registry
 from edgeduet_shared.config import Scenario
 from edgeduet_shared.errors import ConfigError
@@ -302,9 +310,19 @@ def test_a_run_that_was_killed_is_found_out_from_what_flower_says(registry: Regi
             "forgotten": "failed",
             "done": "finished",
         }
-        assert [run.name for run in runs_to_resume(session)] == ["killed", "forgotten"]
+        assert interrupted_run(session) is None  # one is alive
         assert "runs resume killed" in find_run(session, "killed").error
     assert len(lines) == 4
+    with registry.writing() as session:
+        end_run(session, find_run(session, "alive").id, "failed", NOW, "too few clients")
+        assert interrupted_run(session) is None  # the newest one is done
+        begin_run(session, config("newest"), "7", NOW)
+        reconcile(session, {}, NOW)
+        found = interrupted_run(session)
+        assert found is not None
+        assert found.name == "newest"
+        end_run(session, found.id, "failed", NOW, "too few clients")
+        assert interrupted_run(session) is None
 
 
 def test_an_error_with_nul_or_of_any_length_can_be_noted(registry: Registry) -> None:

@@ -17,7 +17,7 @@ from sqlalchemy import select
 from edgeduet_server.deployment.server_config import ServerConfig
 from edgeduet_server.deployment.superlink_client import FlowerRun, SuperLinkClient
 from edgeduet_server.registry.models import Run
-from edgeduet_server.registry.runs import ACTIVE, config_of, reconcile
+from edgeduet_server.registry.runs import config_of, interrupted_run, reconcile
 from edgeduet_server.registry.store import Registry
 
 log = logging.getLogger("edgeduet.server")
@@ -47,15 +47,13 @@ def resume_interrupted(config: ServerConfig, client: SuperLinkClient, runs: Sequ
 
 
 def _broken_off(registry: Registry, runs: Sequence[FlowerRun]) -> list[Run]:
-    """Write down which active runs are over, and return those that ended without a word."""
+    """Write down which active runs are over, and return the one that ended without a word, whoever noticed first."""
     with registry.writing() as session:
-        active = list(session.scalars(select(Run).where(Run.state.in_(ACTIVE), Run.starts > 0).order_by(Run.id)))
         for line in reconcile(session, {run.run_id: run.status for run in runs}, datetime.now(UTC)):
             log.warning("%s", line)
     with registry.reading() as session:
-        names = [run.name for run in active]
-        failed = select(Run).where(Run.name.in_(names), Run.state == "failed").order_by(Run.id)
-        return list(session.scalars(failed))
+        run = interrupted_run(session)
+        return [] if run is None else [run]
 
 
 def _start_again(registry: Registry, client: SuperLinkClient, run: Run) -> None:

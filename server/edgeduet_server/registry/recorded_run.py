@@ -130,7 +130,9 @@ def recorded_run(
         def end(state: str, error: str = "") -> None:
             run.listener.flush()
             with registry.writing() as session:
-                end_run(session, run_id, state, now(), error)
+                # An operator who stops a run at once takes Flower away from it: that is no failure.
+                if state != "failed" or session.get_one(Run, run_id).state != "stopped":
+                    end_run(session, run_id, state, now(), error)
 
         try:
             yield run

@@ -24,6 +24,7 @@ ACTIVE = ("requested", "pending", "running", "paused")
 RESUMABLE = ("stopped", "failed")
 ERROR_LENGTH = 4000
 START_LIMIT = timedelta(minutes=10)
+INTERRUPTED = "its server process ended without a word"
 
 
 @dataclass(frozen=True)
@@ -148,21 +149,23 @@ def reconcile(session: Session, flower_runs: Mapping[str, str], now: datetime) -
             end_run(session, run.id, "finished", now)
         else:
             why = "Flower does not know it any more" if status == "unknown" else f"Flower says {status}"
-            end_run(
-                session,
-                run.id,
-                "failed",
-                now,
-                f"its server process ended without a word ({why}): killed, or the machine restarted; "
-                f"go on with: edgeduet-admin runs resume {run.name}",
-            )
+            remedy = f"killed, or the machine restarted; go on with: edgeduet-admin runs resume {run.name}"
+            end_run(session, run.id, "failed", now, f"{INTERRUPTED} ({why}): {remedy}")
         lines.append(f"run {run.name} is over: {status}")
     return lines
 
 
-def runs_to_resume(session: Session) -> Sequence[Run]:
-    """Return the runs that broke off by themselves and can go on, oldest first; not those an operator stopped."""
-    return list(session.scalars(select(Run).where(Run.state == "failed", Run.starts > 0).order_by(Run.id)))
+def interrupted_run(session: Session) -> Run | None:
+    """Return the run that was interrupted and waits to be resumed, if it is the newest and none is active.
+
+    A run that failed by itself, or that an operator stopped, is not meant. Whoever noticed the interruption first,
+    admin service or supervisor, wrote it down in the same words.
+    """
+    if active_run(session) is not None:
+        return None
+    newest = session.scalar(select(Run).order_by(Run.id.desc()).limit(1))
+    waits = newest is not None and newest.state == "failed" and newest.error.startswith(INTERRUPTED)
+    return newest if waits else None
 
 
 def error_of(folder: Path) -> str:
