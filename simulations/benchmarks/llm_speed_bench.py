@@ -194,6 +194,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8, help="of the speed part (default: %(default)s)")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--parts", nargs="*", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--label", default="", help="of this variant of ours: its speed stands beside other variants'")
     add_options(parser)
     parser.add_argument(
         "--out", type=Path, default=Path("llm_speed_bench.json"), help="numbers; tables beside it (.md)"
@@ -221,7 +222,8 @@ def measured(options: argparse.Namespace, rounds: int) -> Iterator[tuple[str, Ma
         yield "perplexity", {"tokens": len(text), "nll": measure_perplexity(found, text, options.models)}
     if "speed" in options.parts:
         for threads in options.threads:
-            yield f"speed, {threads} thread", measure_speed(found, text, threads, rounds, options.models)
+            name = f"speed, {threads} thread{'s' if threads > 1 else ''}{options.label and ', ' + options.label}"
+            yield name, measure_speed(found, text, threads, rounds, options.models)
     if "cold" in options.parts:
         yield "cold", {"processes": measure_cold(found, text, min(rounds, 3), options.models)}
     if "import" in options.parts:

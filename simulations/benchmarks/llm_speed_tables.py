@@ -79,7 +79,7 @@ def _speed(name: str, part: Report) -> list[str]:
     clock = {"cpu": "processor time", "wall": "wall time"}[part["clock"]]
     versions = ", ".join(f"{library} {version}" for library, version in sorted(facts["versions"].items()))
     return [
-        f"## {name.capitalize()}{'s' if not name.startswith('speed, 1') else ''}, {clock}",
+        f"## {name.capitalize()}: {clock}",
         f"{part['date']}, {facts['processor']}, {facts['cores']} cores shared with other work (load "
         f"{' '.join(map(str, facts['load']))}), {part['rounds']} rounds in turn; {versions}. Medians.",
         _rates(seconds),
