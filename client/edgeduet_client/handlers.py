@@ -7,6 +7,7 @@ Personal state of a client is a flat dict of arrays:
 * ``ema/i``, ``frozen/i``: routing averages per site, running and of the previous stage (U16),
 * ``teacher/NAME``: values this client began the stage with (distillation, EWC's anchor),
 * ``fisher/NAME``: EWC's importance, summed over stages,
+* ``prototypes/STAGE/...``: class prototypes (:mod:`edgeduet_client.prototypes`),
 * ``contexts/INDEX``: prompts dispatched last, used at inference (U6),
 * ``stage``: the stage of the last training.
 """
@@ -30,6 +31,7 @@ from edgeduet_client.fisher import diagonal_fisher
 from edgeduet_client.local_training import Job, Trained, encode_images, train_clients
 from edgeduet_client.personal_store import AFTER_STAGE, Arrays, DiskStore, MemoryStore, PersonalStore
 from edgeduet_client.prompt_usage import prompt_usage
+from edgeduet_client.prototypes import Prototypes, memorise, recall
 from edgeduet_shared.duet import DuetModel, Params
 from edgeduet_shared.evaluation import evaluate_held_out, evaluate_rows, merged_params, predictor
 from edgeduet_shared.experiment import Experiment, experiment_for
@@ -172,6 +174,8 @@ class _Work:
         job = None
         if len(rows):
             x, labels = experiment.rows(plan.parts, rows)
+            if plan.rehearsal:
+                memorise(state, request.stage, x, labels)
             job = Job(
                 client=client.partition,
                 stage=request.stage,
@@ -186,6 +190,7 @@ class _Work:
                 teacher=_teacher(state, params) if plan.distill and request.stage > 0 else None,
                 fisher=_tensors(_under(state, "fisher/")) if plan.ewc else {},
                 anchor=_tensors(_under(state, "teacher/")) if plan.ewc else {},
+                prototypes=_prototypes(state, request.stage, class_ids) if plan.rehearsal else None,
             )
         return cls(client, request, model, class_ids, state, params, job, started)
 
@@ -282,7 +287,8 @@ def model_names(model: DuetModel) -> frozenset[str]:
 def _training_rows(client: Client, request: TrainRequest) -> tuple[np.ndarray, tuple[int, ...]]:
     split, stage, data = client.experiment.split, request.stage, request.plan.data
     if data == "own":
-        return split.train[stage][client.partition], split.tasks[stage].class_ids
+        classes = split.seen_classes(stage) if request.plan.rehearsal else split.tasks[stage].class_ids
+        return split.train[stage][client.partition], tuple(classes)
     stages = range(stage + 1) if data == "pooled-seen" else [stage]
     rows = np.concatenate([rows for task in stages for rows in split.train[task]])
     classes = split.seen_classes(stage) if data == "pooled-seen" else split.tasks[stage].class_ids
@@ -354,6 +360,11 @@ def _tensors(arrays: Mapping[str, np.ndarray]) -> Params:
 def _teacher(state: Arrays, params: Params) -> Params:
     before = _tensors(_under(state, "teacher/"))
     return {name: before.get(name, value) for name, value in params.items()}
+
+
+def _prototypes(state: Arrays, stage: int, class_ids: Sequence[int]) -> Prototypes | None:
+    found = recall(state, stage)
+    return None if found is None else replace(found, classes_P=_positions(found.classes_P, class_ids))
 
 
 def _sites(state: Arrays, prefix: str) -> tuple[Tensor, ...] | None:

@@ -7,7 +7,7 @@ equals the reference to 1e-5 (``tests/client/test_block_training.py``). Three bi
 left out of that: their gradient is zero but for rounding, which AdamW scales up to whole steps; no
 prediction depends on them.
 
-Batches, router noise and dropout masks are drawn per client from seeds that depend on
+Batches, rehearsed features, router noise and dropout masks are drawn per client from seeds that depend on
 (seed, client, stage, round) alone, so no result depends on who else is trained, or where.
 
 Shape suffixes: K clients, B samples of a step, N samples of a client, C classes, D joint width,
@@ -28,6 +28,7 @@ from torch.func import grad, vmap
 
 from edgeduet_client.objective import Batch, Objective, without_experts
 from edgeduet_client.optimiser import AdamW, clip_gradients, schedule
+from edgeduet_client.prototypes import Prototypes
 from edgeduet_shared.duet import DuetModel, Noise, Params, stack_noise
 from edgeduet_shared.losses import update_ema
 from edgeduet_shared.plan import Group, LocalPlan
@@ -51,6 +52,7 @@ class Job:
         ema: running routing averages per site.
         teacher: parameters of the model before this stage (distillation).
         fisher, anchor: EWC's importance and centre per trained parameter.
+        prototypes: what is rehearsed of earlier stages, labels as positions in ``class_ids``.
     """
 
     client: int
@@ -66,11 +68,12 @@ class Job:
     teacher: Params | None = None
     fisher: Params = field(default_factory=dict)
     anchor: Params = field(default_factory=dict)
+    prototypes: Prototypes | None = None
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What came of a job: new values of the trained groups, and figures of the round."""
+    """What came of a job: new values of the trained groups, and figures of the round (rehearsed features included)."""
 
     params: Params
     ema: tuple[Tensor, ...] | None
@@ -104,8 +107,12 @@ class _Block:
         image_frozen = not any(_touches_image(model, name) for name in names)
         text_frozen = not any(_touches_text(model, name) for name in names)
         self._objective = Objective(model, plan, self._classes, image_frozen, text_frozen)
-        self._prepared = [_prepare(job, model, plan, self._classes, image_frozen, text_frozen) for job in jobs]
-        self._orders = [_batches(job, plan) for job in jobs]
+        batches = [_batches(job, plan) for job in jobs]
+        self._orders = [found.rows for found in batches]
+        self._prepared = [
+            _prepare(job, found, model, plan, self._classes, image_frozen, text_frozen)
+            for job, found in zip(jobs, batches, strict=True)
+        ]
         self.steps = max(len(order) for order in self._orders)
         self._width = max(len(batch) for order in self._orders for batch in order)
         self._generators = [
@@ -191,8 +198,33 @@ class _Block:
         ]
 
 
-def _batches(job: Job, plan: LocalPlan) -> list[Tensor]:
-    """Row indices of every step: shuffled passes over the data, the last short batch kept."""
+@dataclass(frozen=True)
+class _Batches:
+    """All features a round trains on, images first, then rehearsed ones; their labels; the rows of every step."""
+
+    x: Tensor
+    labels: Tensor
+    rows: list[Tensor]
+
+
+def _batches(job: Job, plan: LocalPlan) -> _Batches:
+    """Batches of images, each with its share of features drawn from prototypes where there are any."""
+    order = _image_batches(job, plan)
+    if not plan.rehearsal or job.prototypes is None:
+        return _Batches(job.x, job.labels_N, order)
+    sizes = [round(len(rows) * plan.rehearsal) for rows in order]
+    generator = torch.Generator().manual_seed(derive_seed(job.seed, "rehearsal", job.client, job.stage, job.round))
+    x, labels = job.prototypes.draw(sum(sizes), generator)
+    drawn = (len(job.x) + torch.arange(sum(sizes))).split(sizes)
+    return _Batches(
+        torch.cat([job.x, x]),
+        torch.cat([job.labels_N, labels]),
+        [torch.cat(pair) for pair in zip(order, drawn, strict=True)],
+    )
+
+
+def _image_batches(job: Job, plan: LocalPlan) -> list[Tensor]:
+    """Rows of images of every step: shuffled passes over them, the last short batch kept."""
     generator = torch.Generator().manual_seed(derive_seed(job.seed, "batches", job.client, job.stage, job.round))
     order: list[Tensor] = []
     for _ in range(plan.optimiser.local_epochs):
@@ -203,28 +235,37 @@ def _batches(job: Job, plan: LocalPlan) -> list[Tensor]:
 
 @torch.no_grad()
 def _prepare(
-    job: Job, model: DuetModel, plan: LocalPlan, classes_C: Tensor, image_frozen: bool, text_frozen: bool
+    job: Job,
+    batches: _Batches,
+    model: DuetModel,
+    plan: LocalPlan,
+    classes_C: Tensor,
+    image_frozen: bool,
+    text_frozen: bool,
 ) -> Batch:
     """What stays the same within a round; arrays under ``rows`` are indexed per step."""
-    constant: Batch = {"rows": {"y": job.labels_N}}
+    x = batches.x
+    constant: Batch = {"rows": {"y": batches.labels}}
     if image_frozen:
-        constant["rows"]["z"] = encode_images(model, job.params, job.x)
+        constant["rows"]["z"] = encode_images(model, job.params, x)
         if plan.generic:
-            constant["rows"]["z_general"] = encode_images(model, without_experts(model, job.params), job.x)
+            constant["rows"]["z_general"] = encode_images(model, without_experts(model, job.params), x)
     else:
-        constant["rows"]["x"] = job.x
+        constant["rows"]["x"] = x
     if text_frozen:
         constant["text"] = model.run(job.params, "encode_text", classes_C)[0]
     if plan.logits == "fused":
         constant["dispatched"] = model.run(job.params, "encode_text_under", job.contexts_MLW, classes_C)
     if plan.prior or plan.generic:
-        constant["log_share"] = log_class_shares(job.labels_N, len(classes_C))
+        constant["log_share"] = log_class_shares(*_met(job, len(classes_C)))
+    if plan.rehearsal:
+        constant["log_sampling"] = log_sampling(job, plan.rehearsal, len(classes_C))
     if plan.stability and job.frozen is not None:
         constant["frozen"] = job.frozen
     if plan.distill and job.teacher is not None:
         teacher = without_experts(model, job.teacher)
         text_CD = model.run(teacher, "encode_text", classes_C)[0]
-        constant["rows"]["teacher"] = model.local_logits(encode_images(model, teacher, job.x), text_CD)
+        constant["rows"]["teacher"] = model.local_logits(encode_images(model, teacher, x), text_CD)
     if plan.proximal:
         constant["start"] = {n: value for n, value in job.params.items() if model.group_of(n) in plan.train}
     if plan.ewc and job.fisher:
@@ -232,10 +273,26 @@ def _prepare(
     return constant
 
 
-def log_class_shares(labels_N: Tensor, classes: int) -> Tensor:
-    """Log of the client's class shares (C,), each class counted 0.1 more so that absent ones stay finite."""
-    counts_C = torch.bincount(labels_N, minlength=classes).float() + 0.1
-    return (counts_C / counts_C.sum()).log()
+def _met(job: Job, classes: int) -> tuple[Tensor, Tensor]:
+    """Images of each class (C,) in this stage, and in the earlier ones that are rehearsed."""
+    now_C = torch.bincount(job.labels_N, minlength=classes).float()
+    before_C = torch.zeros(classes)
+    if job.prototypes is not None:
+        before_C.index_add_(0, job.prototypes.classes_P, job.prototypes.counts_P.float())
+    return now_C, before_C
+
+
+def log_class_shares(*counts_C: Tensor) -> Tensor:
+    """Log of class shares (C,), each class counted 0.1 more so that absent ones stay finite."""
+    total_C = torch.stack(counts_C).sum(0) + 0.1
+    return (total_C / total_C.sum()).log()
+
+
+def log_sampling(job: Job, rehearsal: float, classes: int) -> Tensor:
+    """Log of class shares in batches, minus log of the client's class shares over all stages (C,)."""
+    now_C, before_C = _met(job, classes)
+    drawn_C = rehearsal * now_C.sum() * before_C / before_C.sum().clamp(min=1.0)
+    return log_class_shares(now_C, drawn_C) - log_class_shares(now_C, before_C)
 
 
 @torch.no_grad()

@@ -12,6 +12,12 @@ personalised federated learning Chen & Chao 2022, "On bridging generic and perso
 learning"). The shared adapter is then fitted to all classes alike and survives averaging, while the
 private experts fit what is particular to the client.
 
+*Rehearsal* is ours too: with it a batch also holds features drawn from class prototypes
+(:mod:`edgeduet_client.prototypes`), and all losses are over the classes seen so far. Batches then hold old
+classes more rarely, or more often, than the client has met them; ``log_sampling`` (log of the class shares in
+batches over those of the client) takes that out of the logits under a cross-entropy, so that the private path
+fits the client's own mixture of all stages and, with ``generic_prior`` 1, the generic path none.
+
 Shape suffixes: B samples (padded; ``weight`` 0 marks padding), C classes of the task, D joint width,
 E experts, M dispatched prompts.
 """
@@ -31,8 +37,8 @@ from edgeduet_shared.plan import LocalPlan
 
 Batch = dict[str, Any]
 """Tensors of one step: ``x`` or ``z`` (image side frozen), ``y``, ``weight``, ``noise``; and what does
-not change within a round: ``text`` (text side frozen), ``dispatched``, ``log_share``, ``frozen``,
-``teacher`` (logits of these samples)."""
+not change within a round: ``text`` (text side frozen), ``dispatched``, ``log_share``, ``log_sampling``,
+``frozen``, ``teacher`` (logits of these samples)."""
 
 
 @dataclass(frozen=True)
@@ -61,14 +67,12 @@ class Objective:
         z_BD, image_routing = self._image(params, batch, noise)
         t_CD, text_routing = self._text(params, batch, noise)
         logits_BC = self._logits(params, z_BD, t_CD, batch)
-        adjusted_BC = logits_BC + plan.prior * batch["log_share"] if plan.prior else logits_BC
-        cross_entropy = _cross_entropy(adjusted_BC, batch)
+        cross_entropy = _cross_entropy(self._adjusted(logits_BC, plan.prior, batch), batch)
         loss = cross_entropy
         loss = loss + self._routing_losses(image_routing, text_routing, batch)
         general_BC = self._general_logits({**fixed, **trained}, z_BD, t_CD, batch, noise)
         if plan.generic:
-            adjusted_BC = general_BC + plan.generic_prior * batch["log_share"]
-            loss = loss + plan.generic * _cross_entropy(adjusted_BC, batch)
+            loss = loss + plan.generic * _cross_entropy(self._adjusted(general_BC, plan.generic_prior, batch), batch)
         if plan.distill and "teacher" in batch:
             loss = loss + plan.distill * self._distillation(general_BC, batch)
         loss = loss + self._anchored(trained, batch)
@@ -94,6 +98,12 @@ class Objective:
             return self.model.local_logits(z_BD, t_CD)
         fused: Tensor = self.model.run(params, "fused_logits", z_BD, t_CD, batch["dispatched"], self.plan.mix)[0]
         return fused
+
+    def _adjusted(self, logits_BC: Tensor, prior: float, batch: Batch) -> Tensor:
+        """Logit adjustment: by ``prior`` times the client's class shares, and by how batches differ from them."""
+        if prior:
+            logits_BC = logits_BC + prior * batch["log_share"]
+        return logits_BC + batch["log_sampling"] if self.plan.rehearsal else logits_BC
 
     def _general_logits(self, params: Params, z_BD: Tensor, t_CD: Tensor, batch: Batch, noise: Any) -> Tensor:
         """Local logits of the plain global model's path: without routed adapters and fusion."""

@@ -51,6 +51,12 @@ class LocalPlan(Section):
     prior: float = Field(0.0, ge=0, description="logit adjustment by the client's class shares in the cross-entropy")
     generic: float = Field(0.0, ge=0, description="weight of the cross-entropy of the path without routed adapters")
     generic_prior: float = Field(0.0, ge=0, description="logit adjustment of that generic cross-entropy")
+    rehearsal: float = Field(
+        0.0,
+        ge=0,
+        description="features drawn from the client's class prototypes of earlier stages, per image of a batch; "
+        "with it the losses are over all classes seen so far, else over the classes of the task",
+    )
     balance: float = Field(0.0, ge=0, description="alpha: weight of the load-balancing loss")
     consistency: float = Field(0.0, ge=0, description="eta: weight of the routing-consistency loss")
     consistency_temperature: float = Field(0.1, gt=0, description="tau of the routing-consistency loss")

@@ -50,6 +50,7 @@ ABLATIONS = (
     "fed-duet:stability=0",
     "fed-duet:generic=0",
     "fed-duet:retention=0",
+    "fed-duet:rehearsal=0",
     "fed-duet:pool_ema=0",
 )
 """fed-duet with one part taken away each (``compare --ablate``)."""

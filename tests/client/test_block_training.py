@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
-from client_rounds import CLASSES, job, model_of, plan_of
-from edgeduet_client.local_training import Job, Trained, expected_steps, log_class_shares, train_clients
+from client_rounds import CLASSES, FULL, features, job, model_of, plan_of
+from edgeduet_client.local_training import (
+    Job,
+    Trained,
+    expected_steps,
+    log_class_shares,
+    log_sampling,
+    train_clients,
+)
+from edgeduet_client.prototypes import Prototypes
 from edgeduet_shared.duet import Params
 from edgeduet_shared.plan import LocalPlan
 
@@ -26,6 +36,15 @@ PLANS: dict[str, LocalPlan] = {
     "fedclip": plan_of("fedclip"),
     "pfedmoap": plan_of("pfedmoap"),
 }
+
+
+PROTOTYPES = Prototypes(
+    classes_P=torch.tensor([1, 3]),
+    counts_P=torch.tensor([6, 2]),
+    means_PD=features(FULL, 2, seed=77),
+    stages_P=torch.tensor([0, 0]),
+    deviations_SD=torch.full((1, features(FULL, 1, seed=77).shape[1]), 0.1),
+)
 
 
 def trained(plan: LocalPlan, jobs: list[Job]) -> list[Trained]:
@@ -97,6 +116,50 @@ def test_the_same_seed_gives_the_same_bits(name: str, clients: int) -> None:
         assert (first.loss, first.accuracy) == (second.loss, second.accuracy)
 
 
+@pytest.mark.parametrize("name", ["fed-duet parametric", "fed-duet semantic"])
+def test_clients_that_rehearse_and_a_client_with_nothing_to_rehearse_share_a_block(name: str) -> None:
+    plan = PLANS[name]
+    jobs = [job(plan, 0, 9, prototypes=PROTOTYPES), job(plan, 1, 6), job(plan, 2, 3, prototypes=PROTOTYPES)]
+
+    for one, result in zip(jobs, trained(plan, jobs), strict=True):
+        [alone] = trained(plan, [one])
+        assert max(drift(result, alone).values()) < 1e-5
+        assert result.loss == pytest.approx(alone.loss, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["fed-duet parametric", "fed-duet semantic"])
+def test_rehearsal_makes_batches_larger_not_rounds_longer(name: str) -> None:
+    plan = PLANS[name]
+    [plain], [rehearsing] = trained(plan, [job(plan, 0, 9)]), trained(plan, [job(plan, 0, 9, prototypes=PROTOTYPES)])
+
+    assert plain.steps == rehearsing.steps == expected_steps(9, plan)
+    assert any(not torch.equal(value, rehearsing.params[key]) for key, value in plain.params.items())
+
+
+def test_in_the_first_stage_there_is_nothing_to_rehearse() -> None:
+    plan = PLANS["fed-duet parametric"]
+    off = plan.model_copy(update={"rehearsal": 0.0})
+
+    [first], [second] = trained(plan, [job(plan, 0, 9)]), trained(off, [job(off, 0, 9)])
+
+    assert plan.rehearsal > 0
+    for key, value in first.params.items():
+        torch.testing.assert_close(value, second.params[key], rtol=0, atol=1e-5)
+
+
+def test_what_batches_hold_more_of_than_the_client_has_met_is_told_by_log_sampling() -> None:
+    """Four images now, eight before; batches hold one rehearsed feature per two images."""
+    plan = PLANS["fed-duet parametric"]
+    one = replace(job(plan, 0, 4, prototypes=PROTOTYPES), labels_N=torch.tensor([0, 0, 1, 4]))
+    drawn = torch.tensor([2.0, 1.0 + 0.5 * 4 * 6 / 8, 0.0, 0.5 * 4 * 2 / 8, 1.0]) + 0.1
+    met = torch.tensor([2.0, 1.0 + 6.0, 0.0, 2.0, 1.0]) + 0.1
+
+    found = log_sampling(one, 0.5, 5).exp()
+
+    torch.testing.assert_close(found, drawn / drawn.sum() / (met / met.sum()))
+    assert torch.equal(log_sampling(replace(one, prototypes=None), 0.5, 5), torch.zeros(5))
+
+
 def test_shifts_of_the_fusion_do_not_reach_predictions() -> None:
     plan = PLANS["pfedmoap"]
     one = job(plan, 0, 6)
@@ -124,6 +187,6 @@ def test_a_limit_on_steps_stops_a_round_early() -> None:
 
 
 def test_class_shares_keep_absent_classes_finite() -> None:
-    shares = log_class_shares(torch.tensor([0, 0, 2]), 4).exp()
+    shares = log_class_shares(torch.tensor([2.0, 0.0, 0.0, 0.0]), torch.tensor([0.0, 0.0, 1.0, 0.0])).exp()
 
     torch.testing.assert_close(shares, torch.tensor([2.1, 0.1, 1.1, 0.1]) / 3.4)

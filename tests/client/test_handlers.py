@@ -285,6 +285,26 @@ def test_distillation_teaches_what_the_model_was_before_the_stage(device: Device
     assert teacher and all(np.array_equal(value, start[name]) for name, value in teacher.items())
 
 
+def test_class_prototypes_stay_and_are_rehearsed_in_the_next_stage_among_all_classes_seen(device: Device) -> None:
+    plan = device.plan()
+    shared = device.shared(plan)
+    first = device.train(0, TrainRequest(0, 0, plan, shared))
+    kept = {n: v for n, v in device.state(0).items() if n.startswith("prototypes/")}
+    split = device.experiment.split
+    assert set(kept["prototypes/0/classes"]) == set(split.labels[split.train[0][0]])
+    assert int(kept["prototypes/0/counts"].sum()) == first.examples
+
+    rehearsed = device.train(0, TrainRequest(1, 0, plan, shared))
+
+    assert rehearsed.examples == len(split.train[1][0])
+    assert {device.model(plan).group_of(name) for name in rehearsed.update} == {"shared_adapter", "router"}
+    assert set(rehearsed.digest) == {"digest"} and not rehearsed.usage
+    assert "prototypes/1/classes" in device.state(0)
+    forgetful = Device(device.folder / "forgetful", device.split_file)
+    other = forgetful.train(0, TrainRequest(1, 0, plan, shared))
+    assert any(not np.array_equal(value, other.update[name]) for name, value in rehearsed.update.items())
+
+
 # -- evaluation --------------------------------------------------------------------------------------
 
 

@@ -39,6 +39,7 @@ def batch(count: int = 6, padding: int = 0) -> Batch:
         "weight": torch.cat([torch.ones(count), torch.zeros(padding)]),
         "noise": noise._replace(image=image),
         "log_share": SHARES.log(),
+        "log_sampling": torch.tensor([0.3, -0.2, 0.0, 0.5, -0.6]),
         "frozen": tuple(torch.tensor([0.6, 0.3, 0.1]) for _ in range(sites)),
         "teacher": _lengthened(5 * torch.randn(6, 5, generator=generator)[:count], padding),
         "start": {name: OTHER[name] for name in TRAINED},
@@ -64,7 +65,7 @@ def same(first: Params, second: Params) -> bool:
     return all(torch.equal(value, second[name]) for name, value in first.items())
 
 
-TERMS = ("prior", "generic", "balance", "consistency", "stability", "proximal", "ewc", "distill")
+TERMS = ("prior", "generic", "balance", "consistency", "stability", "proximal", "ewc", "distill", "rehearsal")
 ALL_ON: dict[str, Any] = {**dict.fromkeys(TERMS, 0.5), "generic_prior": 0.5}
 
 
@@ -138,6 +139,23 @@ def test_the_prior_adds_that_many_log_shares_to_the_logits_of_the_loss(prior: fl
     expected = torch.stack([adjusted[i].logsumexp(0) - adjusted[i, y] for i, y in enumerate(LABELS)]).mean()
 
     torch.testing.assert_close(loss_of(step, prior=prior), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("term", ["prior", "generic_prior"])
+def test_with_rehearsal_both_paths_see_how_batches_differ_from_what_the_client_met(term: str) -> None:
+    """Rehearsal adds ``log_sampling`` to the logits of the loss; so does a prior whose shares are those."""
+    step = batch()
+    with_prior = {**step, "log_share": step["log_sampling"]}
+    weights = {"generic": 1.0} if term == "generic_prior" else {}
+
+    both = loss_of(step, rehearsal=1.0, **weights)
+
+    plain = loss_of(step, **weights)
+    if term == "prior":
+        torch.testing.assert_close(both, loss_of(with_prior, prior=1.0))
+    else:
+        torch.testing.assert_close(both, loss_of(with_prior, prior=1.0, generic_prior=1.0, **weights))
+    assert both != plain
 
 
 def test_distillation_is_zero_when_the_student_is_its_teacher() -> None:

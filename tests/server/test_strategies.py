@@ -31,13 +31,13 @@ ROUNDS = 4
 POOL, DISPATCHED = 6, 2
 
 
-def scenario(rounds: int = ROUNDS) -> Scenario:
+def scenario(rounds: int = ROUNDS, placement: str = "embedding") -> Scenario:
     return Scenario.model_validate(
         {
             "name": "tiny",
             "data": {"max_per_class": 6, "domains": ["photo", "sketch"]},
             "model": {
-                "adapter": {"experts": 2, "bottleneck": 4, "shared_bottleneck": 8},
+                "adapter": {"experts": 2, "bottleneck": 4, "shared_bottleneck": 8, "placement": placement},
                 "pool": {"size": POOL, "dispatched": DISPATCHED},
             },
             "federation": {"clients": len(CLIENTS), "rounds": rounds},
@@ -563,11 +563,27 @@ def test_without_fusion_nothing_is_dispatched_and_predictions_are_local(ablated:
     assert state.extra == {}
 
 
-@pytest.mark.parametrize("option", ["balance", "consistency", "stability", "generic", "generic_prior"])
+@pytest.mark.parametrize("option", ["balance", "consistency", "stability", "generic", "generic_prior", "rehearsal"])
 def test_a_loss_weight_of_0_switches_the_term_off_and_nothing_else(option: str):
     whole, ablated = strategy("fed-duet").plan(0, 0), strategy("fed-duet", **{option: 0}).plan(0, 0)
     assert getattr(whole, option) > 0 and getattr(ablated, option) == 0
     assert whole.model_dump(exclude={option}) == ablated.model_dump(exclude={option})
+
+
+def test_what_a_client_met_before_is_rehearsed_where_a_cached_feature_is_one_vector() -> None:
+    def rehearsal(method: str, placement: str, **options: Any) -> float:
+        plan = make_strategy(method, options, scenario(placement=placement), experiment()).plan(1, 0)
+        assert plan is not None
+        return plan.rehearsal
+
+    assert [rehearsal("fed-duet", placement) for placement in ("embedding", "stages")] == [1.0, 0.0]
+    assert rehearsal("fed-duet", "embedding", rehearsal=0.5) == 0.5
+    assert rehearsal("fed-duet", "stages", rehearsal=0) == 0.0
+    assert [rehearsal(name, "embedding") for name in ("fedavg-adapter", "fed-lwf", "fed-duet-released")] == [0.0] * 3
+    assert rehearsal("fedavg-adapter", "embedding", rehearsal=1.0) == 1.0
+    for name in ("fed-duet", "fedavg-adapter"):
+        with pytest.raises(ConfigError, match=r"rehearsal needs one vector per image.*placement='embedding'"):
+            rehearsal(name, "stages", rehearsal=1.0)
 
 
 def test_both_paths_taken_away_leave_nothing_to_train():

@@ -16,6 +16,9 @@ Where this working version differs from the published code, and why:
 * Ours: parametric rounds add the cross-entropy of the *generic* path (without routed adapters), with
   logits adjusted by the client's class shares, so that the part that is averaged does not learn the
   client's class mixture. ``generic=0`` switches it off.
+* Ours: clients keep class prototypes of earlier stages (class means of frozen features) and rehearse them
+  over all classes seen so far, so that neither path forgets them; private parts, fitted to the classes
+  of one task, otherwise lose more than they gain on a class-incremental stream. ``rehearsal=0`` switches it off.
 
 Communication: semantic rounds carry adapters only to clients that do not hold the newest ones.
 """
@@ -30,7 +33,7 @@ import torch
 from pydantic import Field
 
 from edgeduet_server.orchestrator import DispatchMode, Orchestrator
-from edgeduet_server.strategies.strategy import Options, ServerState, Strategy, weighted_mean
+from edgeduet_server.strategies.strategy import REHEARSAL, Options, ServerState, Strategy, weighted_mean
 from edgeduet_shared.errors import ConfigError
 from edgeduet_shared.messages import EvaluateRequest, TrainReply, TrainRequest, context_arrays
 from edgeduet_shared.plan import Group, LocalPlan, Parts
@@ -51,6 +54,9 @@ class FedDuetOptions(Options):
     generic: float = Field(1.0, ge=0, description="weight of the generic path's cross-entropy (0 = off)")
     generic_prior: float = Field(1.0, ge=0, description="logit adjustment of the generic path (0 = off)")
     retention: float = Field(0.1, ge=0, description="distillation of the generic path from the model before the stage")
+    rehearsal: float | None = Field(
+        None, ge=0, description=f"{REHEARSAL}; unset = 1 with placement 'embedding', else 0"
+    )
     balance: float = Field(0.01, ge=0, description="alpha: load balancing (0 = off)")
     consistency: float = Field(0.1, ge=0, description="eta: routing consistency (0 = off)")
     consistency_temperature: float = Field(0.1, gt=0, description="tau of the routing consistency")
@@ -125,6 +131,7 @@ class FedDuet(Strategy):
             "generic": options.generic,
             "generic_prior": options.generic_prior,
             "distill": options.retention,
+            "rehearsal": self.rehearsal(options.rehearsal),
             **self._round_settings(),
         }
         if self.is_parametric(round):

@@ -49,6 +49,7 @@ class FedDuetReleased(FedDuet):
             generic=0,
             generic_prior=0,
             retention=0,
+            rehearsal=0,
             balance=0,
             consistency=0,
             stability=0,

@@ -20,10 +20,13 @@ import numpy.typing as npt
 from edgeduet_server.reply_checks import ExpectedReply
 from edgeduet_shared.config import Scenario, Section
 from edgeduet_shared.duet import DuetModel, Params
+from edgeduet_shared.errors import ConfigError
 from edgeduet_shared.evaluation import merged_params
 from edgeduet_shared.experiment import Experiment
 from edgeduet_shared.messages import Arrays, EvaluateRequest, TrainReply, TrainRequest
 from edgeduet_shared.plan import Group, LocalPlan, Parts
+
+REHEARSAL = "features drawn from the client's class prototypes of earlier stages, per image of a batch (0 = off)"
 
 
 @dataclass(frozen=True)
@@ -133,6 +136,22 @@ class Strategy(ABC):
     def global_params(self, state: ServerState) -> Params:
         """All parameters of the plain global model, as tensors; groups the server lacks are fresh."""
         return merged_params(self.model, self.experiment.seed, self.global_arrays(state))
+
+    def rehearsal(self, wanted: float | None) -> float:
+        """Return the plan's rehearsal; unset = 1 where it works, that is where an image's cached feature is one vector.
+
+        Raises:
+            ConfigError: asked for where it does not work.
+        """
+        placement = self.scenario.model.adapter.placement
+        if wanted and placement != "embedding":
+            raise ConfigError(
+                f"method '{self.name}': rehearsal needs one vector per image, model.adapter.placement='{placement}' "
+                "caches maps or tokens; set rehearsal=0 or model.adapter.placement='embedding'"
+            )
+        if wanted is None:
+            return 1.0 if placement == "embedding" else 0.0
+        return wanted
 
     def last_round(self, round: int) -> bool:
         """Whether ``round`` ends its stage."""
