@@ -426,8 +426,8 @@ def test_a_stage_is_parametric_first_then_semantic_with_at_least_one_round_each(
     assert abs(parametric - rounds * share) <= 1
 
 
-def test_by_default_four_of_six_rounds_are_parametric_and_half_of_them_in_the_released_code():
-    assert phases(strategy("fed-duet", 6), 6) == [True] * 4 + [False] * 2
+def test_by_default_five_of_six_rounds_are_parametric_and_half_of_them_in_the_released_code():
+    assert phases(strategy("fed-duet", 6), 6) == [True] * 5 + [False]
     assert phases(strategy("fed-duet-released", 6), 6) == [True] * 3 + [False] * 3
 
 

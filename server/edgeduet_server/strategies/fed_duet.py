@@ -50,7 +50,7 @@ class FedDuetOptions(Options):
     fusion: bool = Field(True, description="fuse dispatched prompts by cross-attention")
     dispatch: DispatchMode = Field("credit", description="how the orchestrator chooses prompts")
     pool_ema: float = Field(0.1, ge=0, lt=1, description="how far the pool follows the clients' prompts (0 = frozen)")
-    parametric_share: float = Field(0.67, gt=0, lt=1, description="share of a stage's rounds that are parametric")
+    parametric_share: float = Field(0.83, gt=0, lt=1, description="share of a stage's rounds that are parametric")
     generic: float = Field(1.0, ge=0, description="weight of the generic path's cross-entropy (0 = off)")
     generic_prior: float = Field(1.0, ge=0, description="logit adjustment of the generic path (0 = off)")
     retention: float = Field(0.1, ge=0, description="distillation of the generic path from the model before the stage")
