@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -701,6 +704,33 @@ def test_completion_knows_runs_and_devices(operator: Operator, scenario: str, mo
     assert "train.lr=" in _complete_setting("train")
     monkeypatch.setenv("EDGEDUET_ADMIN_CONFIG", "/nowhere/admin.json")
     assert _complete_run("") == []
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_watching_asks_again_until_ctrl_c(operator: Operator, monkeypatch: pytest.MonkeyPatch, as_json: bool) -> None:
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("edgeduet_server.admin_cli.screen.time.sleep", sleep)
+    shown = operator.text("status", "--watch", "7", *(["--json"] if as_json else []))
+    assert pauses == [7, 7, 7]
+    if as_json:
+        assert [json.loads(line)["role"] for line in shown.splitlines()] == ["admin"] * 3
+    else:
+        assert "nothing is wrong" in shown
+
+
+def test_help_and_completion_load_nothing_heavy(repo_root: Path) -> None:
+    code = "import edgeduet_server.admin_cli.main, sys; print(*{name.split('.')[0] for name in sys.modules})"
+    path = ":".join(str(repo_root / folder) for folder in ("shared", "server"))
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": path}
+    )
+    assert not set(done.stdout.split()) & {"torch", "flwr", "grpc", "sqlalchemy", "matplotlib", "numpy", "google"}
 
 
 def test_times_in_json_are_utc(operator: Operator) -> None:

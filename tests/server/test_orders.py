@@ -23,7 +23,7 @@ from edgeduet_server.registry.desired import wish, wishes
 from edgeduet_server.registry.listener import RegistryListener
 from edgeduet_server.registry.models import Artefact, ClientSighting, Run
 from edgeduet_server.registry.recorded_run import RecordedRun, recorded_run
-from edgeduet_server.registry.runs import begin_run, find_run
+from edgeduet_server.registry.runs import begin_run, end_run, find_run
 from edgeduet_server.registry.store import Registry
 from edgeduet_server.round_loop import run_training
 from edgeduet_shared.config import Scenario, known_keys
@@ -417,3 +417,11 @@ def test_how_a_run_ends_is_written_down(tmp_path: Path) -> None:
     with recorded_run(url, config, "4"):
         pass
     assert state() == ("finished", "")
+    registry = Registry.open(url)
+    with pytest.raises(ConnectionError), recorded_run(url, config, "5"):
+        # `runs stop --now`: the operator's word stands, whatever the server process dies of.
+        with registry.writing() as session:
+            end_run(session, find_run(session, "run").id, "stopped", NOW)
+        raise ConnectionError("SuperLink went away")
+    assert state() == ("stopped", "")
+    registry.close()

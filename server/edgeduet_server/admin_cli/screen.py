@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,25 +38,27 @@ _STATE_STYLES = {
 
 def show(fetch: Callable[[], Values], draw: Callable[[Values], RenderableType], *, as_json: bool, watch: float) -> None:
     """Print what ``fetch`` returns, once, or every ``watch`` seconds until Ctrl-C."""
-    if as_json:
-        while True:
-            typer.echo(json.dumps(fetch(), ensure_ascii=False, indent=None if watch else 2))
-            if not watch:
-                return
-            time.sleep(watch)
-    console = _console()
-    if not watch:
-        console.print(draw(fetch()))
-        return
+    if watch:
+        with suppress(KeyboardInterrupt):
+            _watch(fetch, draw, as_json, watch)
+    elif as_json:
+        typer.echo(json.dumps(fetch(), ensure_ascii=False, indent=2))
+    else:
+        _console().print(draw(fetch()))
+
+
+def _watch(fetch: Callable[[], Values], draw: Callable[[Values], RenderableType], as_json: bool, pause: float) -> None:
     from rich.live import Live
 
-    try:
-        with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
-            while True:
-                live.update(draw(fetch()), refresh=True)
-                time.sleep(watch)
-    except KeyboardInterrupt:
-        return
+    if as_json:
+        while True:
+            typer.echo(json.dumps(fetch(), ensure_ascii=False))
+            time.sleep(pause)
+    console = _console()
+    with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
+        while True:
+            live.update(draw(fetch()), refresh=True)
+            time.sleep(pause)
 
 
 def table(rows: Sequence[Sequence[object]], head: Sequence[str], title: str = "") -> RenderableType:
