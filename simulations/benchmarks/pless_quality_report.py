@@ -16,6 +16,8 @@ from pless_quality_trials import FREE, FREE_TOKENS, TEMPERATURES, TUNED, Size, T
 
 P_LESS = "p-less"
 GREEDY = "greedy"
+HIGHEST_SHOWN = 200.0
+"""Perplexities above are no text any more; in the picture they would hide the others."""
 COLOURS = {
     "greedy": "#1f1f1f",
     "temperature": "#d1495b",
@@ -176,8 +178,13 @@ def _head(results: Results, context: Context, path: Path) -> str:
         f"numpy {np.__version__}, "
         f"{versions}, {context.threads} thread. Model {context.model.name} ({context.model.dtype}), judge "
         f"{context.judge.name} ({context.judge.dtype}). Complete questions: {counts}; {context.size.seeds} seeds. "
-        f"Tuned on other questions: {tuned}. This file is generated; `{path.with_suffix('.png').name}` with it."
+        f"Tuned on other questions: {tuned} (grids {_grids()}). This file is "
+        f"generated; `{path.with_suffix('.png').name}` with it."
     )
+
+
+def _grids() -> str:
+    return "; ".join(f"{sampler} {', '.join(f'{value:g}' for value in grid)}" for sampler, grid in TUNED.items())
 
 
 def accuracy_table(results: Results, samplers: Sequence[str]) -> str:
@@ -312,9 +319,14 @@ def _draw_accuracy(axes: Any, results: Results, samplers: Sequence[str]) -> None
 def _draw_trade_off(axes: Any, results: Results) -> None:
     from matplotlib.ticker import FormatStrFormatter, LogLocator, NullLocator
 
+    left_out: list[str] = []
     for sampler in results.samplers:
-        temperatures = TEMPERATURES[:1] if sampler == GREEDY else TEMPERATURES
+        temperatures: Sequence[float] = TEMPERATURES[:1] if sampler == GREEDY else TEMPERATURES
         found = [results.free(sampler, temperature) for temperature in temperatures]
+        shown = [math.exp(each.loss.mean) <= HIGHEST_SHOWN for each in found]
+        left_out += [f"{sampler} at {t:g}" for t, inside in zip(temperatures, shown, strict=True) if not inside]
+        found = [each for each, inside in zip(found, shown, strict=True) if inside]
+        temperatures = [t for t, inside in zip(temperatures, shown, strict=True) if inside]
         across = [each.distinct for each in found]
         up = [math.exp(each.loss.mean) for each in found]
         axes.plot(across, up, label=sampler, zorder=3 if sampler == P_LESS else 2, **_style(sampler))
@@ -322,10 +334,14 @@ def _draw_trade_off(axes: Any, results: Results) -> None:
             axes.plot(x, y, color=_style(sampler)["color"], ls="", marker="o", markersize=3 + 3 * temperature)
     axes.set(xlabel="distinct bigrams among texts of one opening (more = more diverse)", yscale="log")
     axes.set_ylabel("perplexity under the judge (less = more predictable)")
+    axes.set_ylim(None, HIGHEST_SHOWN)
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.set_title("Free texts; the larger the dot, the higher the temperature", fontsize=11)
+    if left_out:
+        note = f"above {HIGHEST_SHOWN:g}, not shown:\n" + "\n".join(left_out)
+        axes.text(0.3, 0.97, note, transform=axes.transAxes, fontsize=8.5, color="#555555", va="top")
     axes.legend(frameon=False, fontsize=9, loc="upper left")
     axes.spines[["top", "right"]].set_visible(False)
 
