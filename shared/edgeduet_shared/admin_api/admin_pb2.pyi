@@ -57,7 +57,7 @@ class Check(_message.Message):
     what: str
     ok: bool
     text: str
-    def __init__(self, what: _Optional[str] = ..., ok: _Optional[bool] = ..., text: _Optional[str] = ...) -> None: ...
+    def __init__(self, what: _Optional[str] = ..., ok: bool = ..., text: _Optional[str] = ...) -> None: ...
 
 class RunRequest(_message.Message):
     __slots__ = ("run",)
@@ -127,7 +127,7 @@ class Run(_message.Message):
     created_at: _timestamp_pb2.Timestamp
     started_at: _timestamp_pb2.Timestamp
     ended_at: _timestamp_pb2.Timestamp
-    def __init__(self, name: _Optional[str] = ..., state: _Optional[str] = ..., method: _Optional[str] = ..., options_json: _Optional[str] = ..., scenario: _Optional[str] = ..., seed: _Optional[int] = ..., stages_done: _Optional[int] = ..., rounds_done: _Optional[int] = ..., stages: _Optional[int] = ..., rounds_per_stage: _Optional[int] = ..., clients: _Optional[int] = ..., tasks: _Optional[_Iterable[str]] = ..., stop_ordered: _Optional[bool] = ..., pause_ordered: _Optional[bool] = ..., excluded: _Optional[_Iterable[int]] = ..., overrides_json: _Optional[str] = ..., error: _Optional[str] = ..., requested_by: _Optional[str] = ..., flower_run_id: _Optional[str] = ..., starts: _Optional[int] = ..., folder: _Optional[str] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., state: _Optional[str] = ..., method: _Optional[str] = ..., options_json: _Optional[str] = ..., scenario: _Optional[str] = ..., seed: _Optional[int] = ..., stages_done: _Optional[int] = ..., rounds_done: _Optional[int] = ..., stages: _Optional[int] = ..., rounds_per_stage: _Optional[int] = ..., clients: _Optional[int] = ..., tasks: _Optional[_Iterable[str]] = ..., stop_ordered: bool = ..., pause_ordered: bool = ..., excluded: _Optional[_Iterable[int]] = ..., overrides_json: _Optional[str] = ..., error: _Optional[str] = ..., requested_by: _Optional[str] = ..., flower_run_id: _Optional[str] = ..., starts: _Optional[int] = ..., folder: _Optional[str] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class StartRunRequest(_message.Message):
     __slots__ = ("name", "scenario", "scenario_toml", "set", "method", "options_json", "seed", "checkpoint_every")
@@ -155,7 +155,7 @@ class StopRunRequest(_message.Message):
     NOW_FIELD_NUMBER: _ClassVar[int]
     run: str
     now: bool
-    def __init__(self, run: _Optional[str] = ..., now: _Optional[bool] = ...) -> None: ...
+    def __init__(self, run: _Optional[str] = ..., now: bool = ...) -> None: ...
 
 class ListRoundsRequest(_message.Message):
     __slots__ = ("run", "limit")
@@ -214,7 +214,7 @@ class Round(_message.Message):
     excluded: _containers.RepeatedScalarFieldContainer[int]
     overrides_json: str
     ended_at: _timestamp_pb2.Timestamp
-    def __init__(self, stage: _Optional[int] = ..., round: _Optional[int] = ..., skipped: _Optional[bool] = ..., asked: _Optional[_Iterable[int]] = ..., used: _Optional[_Iterable[int]] = ..., rejected: _Optional[_Mapping[str, int]] = ..., missing: _Optional[_Iterable[int]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., loss: _Optional[float] = ..., accuracy: _Optional[float] = ..., bytes_down: _Optional[int] = ..., bytes_up: _Optional[int] = ..., seconds: _Optional[float] = ..., excluded: _Optional[_Iterable[int]] = ..., overrides_json: _Optional[str] = ..., ended_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    def __init__(self, stage: _Optional[int] = ..., round: _Optional[int] = ..., skipped: bool = ..., asked: _Optional[_Iterable[int]] = ..., used: _Optional[_Iterable[int]] = ..., rejected: _Optional[_Mapping[str, int]] = ..., missing: _Optional[_Iterable[int]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., loss: _Optional[float] = ..., accuracy: _Optional[float] = ..., bytes_down: _Optional[int] = ..., bytes_up: _Optional[int] = ..., seconds: _Optional[float] = ..., excluded: _Optional[_Iterable[int]] = ..., overrides_json: _Optional[str] = ..., ended_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("client", "reason", "text")
@@ -338,7 +338,7 @@ class Setting(_message.Message):
     by: str
     since: _timestamp_pb2.Timestamp
     meaning: str
-    def __init__(self, key: _Optional[str] = ..., value_json: _Optional[str] = ..., scenario_value_json: _Optional[str] = ..., settable: _Optional[bool] = ..., pending: _Optional[bool] = ..., by: _Optional[str] = ..., since: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., meaning: _Optional[str] = ...) -> None: ...
+    def __init__(self, key: _Optional[str] = ..., value_json: _Optional[str] = ..., scenario_value_json: _Optional[str] = ..., settable: bool = ..., pending: bool = ..., by: _Optional[str] = ..., since: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., meaning: _Optional[str] = ...) -> None: ...
 
 class SetConfigRequest(_message.Message):
     __slots__ = ("run", "key", "value_json")
@@ -404,7 +404,7 @@ class Client(_message.Message):
     rounds_asked: int
     rounds_used: int
     last_failure: str
-    def __init__(self, name: _Optional[str] = ..., status: _Optional[str] = ..., connection: _Optional[str] = ..., node_id: _Optional[str] = ..., public_key: _Optional[str] = ..., fingerprint: _Optional[str] = ..., approved_by: _Optional[str] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., approved_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., revoked_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., run: _Optional[str] = ..., client: _Optional[int] = ..., excluded: _Optional[bool] = ..., last_seen: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., rounds_asked: _Optional[int] = ..., rounds_used: _Optional[int] = ..., last_failure: _Optional[str] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., status: _Optional[str] = ..., connection: _Optional[str] = ..., node_id: _Optional[str] = ..., public_key: _Optional[str] = ..., fingerprint: _Optional[str] = ..., approved_by: _Optional[str] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., approved_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., revoked_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., run: _Optional[str] = ..., client: _Optional[int] = ..., excluded: bool = ..., last_seen: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., rounds_asked: _Optional[int] = ..., rounds_used: _Optional[int] = ..., last_failure: _Optional[str] = ...) -> None: ...
 
 class ApproveClientRequest(_message.Message):
     __slots__ = ("request", "code")
@@ -460,7 +460,7 @@ class Model(_message.Message):
     promoted_by: str
     promoted_at: _timestamp_pb2.Timestamp
     created_at: _timestamp_pb2.Timestamp
-    def __init__(self, run: _Optional[str] = ..., stage: _Optional[int] = ..., sha256: _Optional[str] = ..., size: _Optional[int] = ..., promoted: _Optional[bool] = ..., promoted_by: _Optional[str] = ..., promoted_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    def __init__(self, run: _Optional[str] = ..., stage: _Optional[int] = ..., sha256: _Optional[str] = ..., size: _Optional[int] = ..., promoted: bool = ..., promoted_by: _Optional[str] = ..., promoted_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class RollbackModelRequest(_message.Message):
     __slots__ = ()
