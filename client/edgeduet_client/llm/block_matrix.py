@@ -1,7 +1,7 @@
 """Weight matrices as ONNX Runtime's block-quantised product reads them.
 
-A weight of ``N`` outputs and ``K`` inputs is cut along ``K`` into blocks of 16 or 32; each block has one
-scale and codes of 4 or 8 bits::
+A weight of ``N`` outputs and ``K`` inputs is cut along ``K`` into blocks of 16, 32 or 128; each block has one
+scale and codes of 4 or 8 bits, and the last may be cut short by the end of the row::
 
     w[n, k] = scale[n, b] * (code[n, k] - 2**(bits - 1)) + offset[n, b]        b = k // block
 
@@ -10,7 +10,7 @@ zero points, which are integers in the fast kernel and leave it otherwise (measu
 in ONNX Runtime 1.32). So an offset is a second, small product, ``sum of x over the block @ offset.T``,
 which costs ``1 / block`` of a dense one and keeps GGUF blocks that have a minimum (Q4_1, Q4_K) exact.
 
-Shapes: N outputs, K inputs, B blocks of a row (``K / block``).
+Shapes: N outputs, K inputs, B blocks of a row (``K / block``, rounded up).
 """
 
 from __future__ import annotations
@@ -71,20 +71,29 @@ class BlockMatrix:
     def dense(self) -> np.ndarray:
         """Return the weight that the codes stand for, float32 ``(N, K)``."""
         outputs, inputs = self.codes_NK.shape
-        values_NBk = self.codes_NK.reshape(outputs, -1, self.block).astype(np.float32)
+        values_NBk = self._whole_blocks().astype(np.float32)
         # In place: a table of 262 144 tokens is 0.7 GB per copy.
         values_NBk -= float(1 << (self.bits - 1))
         values_NBk *= self.scales_NB[..., None]
         if self.offsets_NB is not None:
             values_NBk += self.offsets_NB[..., None]
-        return values_NBk.reshape(outputs, inputs)
+        return values_NBk.reshape(outputs, -1)[:, :inputs]
 
     def packed(self) -> np.ndarray:
         """Return the codes as ``MatMulNBits`` stores them: uint8 ``(N, B, block * bits / 8)``, low half first."""
-        codes_NBk = self.codes_NK.reshape(self.codes_NK.shape[0], -1, self.block)
+        codes_NBk = self._whole_blocks()
         if self.bits == 8:
             return codes_NBk
         return codes_NBk[..., 0::2] | (codes_NBk[..., 1::2] << 4)
+
+    def _whole_blocks(self) -> np.ndarray:
+        """Return the codes as ``(N, B, block)``, a last block that is cut short filled up with the code of zero."""
+        outputs, inputs = self.codes_NK.shape
+        missing = -inputs % self.block
+        codes_NK = self.codes_NK
+        if missing:
+            codes_NK = np.pad(codes_NK, ((0, 0), (0, missing)), constant_values=1 << (self.bits - 1))
+        return codes_NK.reshape(outputs, -1, self.block)
 
     def take_rows(self, order: np.ndarray) -> BlockMatrix:
         """Return the matrix with its outputs in ``order``."""
@@ -126,20 +135,22 @@ def quantise(values_NK: np.ndarray, *, bits: int, block: int = 32) -> BlockMatri
     """Round a dense weight to blocks (the formulas: :func:`_quantise_8`, :func:`_quantise_4`).
 
     Args:
-        values_NK: float32 ``(N, K)``; ``K`` is a multiple of ``block``.
+        values_NK: float32 ``(N, K)``; at 4 bits, ``K`` is a multiple of ``block``.
         bits: 4 or 8.
     """
     outputs, inputs = values_NK.shape
     rows = max(1, _NUMBERS_AT_ONCE // inputs)
     pieces = []
     for at in range(0, outputs, rows):
-        values_NBk = values_NK[at : at + rows].reshape(-1, inputs // block, block).astype(np.float32)
+        # Zeros behind a row change neither the scale of its last block nor the codes before them.
+        padded_NK = np.pad(values_NK[at : at + rows], ((0, 0), (0, -inputs % block)))
+        values_NBk = padded_NK.reshape(len(padded_NK), -1, block).astype(np.float32)
         pieces.append(_quantise_8(values_NBk) if bits == 8 else _quantise_4(values_NBk))
     codes, scales, offsets = zip(*pieces, strict=True)
     return BlockMatrix(
         bits,
         block,
-        np.concatenate(codes).reshape(outputs, inputs),
+        np.concatenate(codes).reshape(outputs, -1)[:, :inputs],
         np.concatenate(scales),
         None if bits == 8 else np.concatenate(offsets),
     )

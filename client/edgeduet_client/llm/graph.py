@@ -251,8 +251,8 @@ def _embed(writer: _GraphWriter, arch: Architecture, table: AnyMatrix) -> str:
 def _embed_blocks(writer: _GraphWriter, table: BlockMatrix, ids: str) -> str:
     codes, scales, offsets = _store_blocks(writer, "embedding", table)
     outputs, inputs = table.codes_NK.shape
-    by_row = writer.reshaped("embedding.codes.rows", codes, [outputs, inputs * table.bits // 8])
-    blocks = inputs // table.block
+    blocks = table.scales_NB.shape[1]
+    by_row = writer.reshaped("embedding.codes.rows", codes, [outputs, blocks * table.block * table.bits // 8])
     # One middle per block; at 4 bits two share a byte.
     middle = (
         np.full((outputs, blocks), 128, np.uint8)
@@ -269,6 +269,9 @@ def _embed_blocks(writer: _GraphWriter, table: BlockMatrix, ids: str) -> str:
         gather_axis=0,
         quantize_axis=1,
     )
+    if blocks * table.block > inputs:
+        ends = [writer.constant(f"embedding.{name}", np.array([at])) for name, at in (("first", 0), ("end", inputs))]
+        stream = writer.node("Slice", [stream, *ends, writer.constant("axis.1", np.array([1]))], "embedded.inputs")
     if offsets is None:
         return stream
     # (S, B) offsets, one per block, onto (S, B, block).

@@ -2,7 +2,7 @@
 
 ==========  =====================================================================================
 ``none``    every matrix in float32
-``int8``    8-bit blocks of 32; blocks of a GGUF file that fit are taken over
+``int8``    8-bit blocks of 128, for the down projection 32; 8-bit blocks of a GGUF file are taken over
 ``int4``    a GGUF file with 4-bit matrices: the file's own blocks, unchanged, and 8 bits for what
             the file holds in floats or in a type whose codes stand for no even steps (IQ4, Q3_K).
             Otherwise 4-bit blocks of 32, and 8 bits for the matrices that suffer most: the
@@ -31,6 +31,10 @@ DTYPES: Mapping[Quantisation, Dtype] = {"none": "fp32", "int8": "int8", "int4": 
 
 _FOUR_BIT_KINDS = frozenset({"Q4_0", "Q4_1", "Q4_K"})
 _SENSITIVE = (".v", ".down")
+_FAST_BLOCK = 128
+"""ONNX Runtime's 8-bit product is 1.2 times faster at this block than at 32 (1.32, AVX512-VNNI)."""
+_UNEVEN_INPUTS = (".down",)
+"""Inputs with single very large numbers: rounded in blocks of 128, they take 2 % of SmolLM2's perplexity."""
 
 
 class _Source(Weights, Protocol):
@@ -89,6 +93,8 @@ class QuantisedWeights:
         if rounds_to_4 and name not in ("embedding", "head") and not name.endswith(_SENSITIVE):
             bits = 4
         values = matrix.dense()
+        if bits == 8 and not name.endswith(_UNEVEN_INPUTS):
+            return quantise(values, bits=8, block=_FAST_BLOCK)
         block = next((size for size in (32, 16) if values.shape[1] % size == 0), None)
         if block is None:
             raise ModelError(f"{name} has {values.shape[1]} inputs, no multiple of 16; import with --quantize none")
