@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import http.client
 import os
 import shutil
-import ssl
 import stat
 import subprocess
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from email.utils import parsedate_to_datetime
 from importlib.util import find_spec
 
 import psutil
@@ -22,6 +18,7 @@ from edgeduet_client.classifier.classifier_folder import ERROR_FILE, ClassifierF
 from edgeduet_client.device.device_config import DeviceConfig
 from edgeduet_client.device.enrolment import AUTHORITY, NODE_KEY, PUBLIC_KEY, read_authority, read_key
 from edgeduet_client.device.exit_reasons import explain_exit
+from edgeduet_client.device.server_probe import ServerAnswer, ask_server, judge_clock, unverified_skew
 from edgeduet_client.device.supervisor import CONNECTED, KIND, free_port, supernode_command, supernode_environment
 from edgeduet_shared.atomic_files import atomic_write_bytes
 from edgeduet_shared.enrolment import public_key_text
@@ -29,16 +26,12 @@ from edgeduet_shared.errors import ConfigError, EdgeDuetError, FederationError, 
 from edgeduet_shared.supervision.child import end_family
 from edgeduet_shared.supervision.programs import program
 from edgeduet_shared.supervision.running_state import RunningState
-from edgeduet_shared.versions import HEADER, installed_versions, misfits, parse_versions, versions_text
+from edgeduet_shared.versions import installed_versions, misfits, versions_text
 
 # What a round needs: a ClientApp with torch (measured 0.4 GB), and room for states and features.
 LEAST_MEMORY = 500_000_000
 LEAST_DISK = 500_000_000
-# Flower accepts signatures whose time is between 5 s ahead of its clock and 305 s behind it.
-MOST_AHEAD = 4.0
-MOST_BEHIND = 240.0
 _RENEW_BEFORE = timedelta(days=14)
-_CONNECT_S = 10.0
 _PROBE_S = 90.0
 
 
@@ -53,21 +46,6 @@ class Finding:
     what: str
     detail: str = ""
     problem: str = ""
-
-
-@dataclass(frozen=True)
-class ServerAnswer:
-    """What the server's proxy says to a device, before any login.
-
-    Attributes:
-        certificate_ends: of the server's certificate.
-        skew: seconds by which this device's clock is ahead of the server's.
-        versions: of the server's packages; empty where it does not say.
-    """
-
-    certificate_ends: datetime
-    skew: float
-    versions: dict[str, str]
 
 
 def examine(config: DeviceConfig) -> list[Finding]:
@@ -100,7 +78,7 @@ def _about_server(config: DeviceConfig) -> list[Finding]:
 
     findings = [_tried("server", reach)]
     if not answers:
-        skew = _unverified_skew(config)
+        skew = unverified_skew(config)
         return findings if skew is None else [*findings, _tried("clock", lambda: judge_clock(skew))]
     answer = answers[0]
     findings += [
@@ -196,89 +174,12 @@ def _classifier(config: DeviceConfig) -> str:
 # -- far -----------------------------------------------------------------------------------------------
 
 
-def ask_server(config: DeviceConfig) -> ServerAnswer:
-    """Ask the server's proxy for nothing in particular, over TLS as the SuperNode does.
-
-    Raises:
-        FederationError: it cannot be reached, or TLS fails; says why and what to do.
-    """
-    context = ssl.create_default_context(cafile=str(config.home / AUTHORITY))
-    try:
-        headers, ends, skew = _head(config, context)
-    except (OSError, http.client.HTTPException) as error:
-        reason = explain_exit(str(error))
-        remedy = reason.line if reason else "check [server] address, the network and the server"
-        raise FederationError(f"{config.server.address}: {error}; {remedy}") from error
-    assert ends is not None
-    if skew is None:
-        raise FederationError(f"{config.server.address} gives no time of day; is it an edgeduet server?")
-    return ServerAnswer(ends, skew, parse_versions(headers.get(HEADER, "")))
-
-
-def _unverified_skew(config: DeviceConfig) -> float | None:
-    """Seconds this clock is ahead of whoever answers there; a wrong clock is one reason for TLS to fail."""
-    context = ssl.create_default_context()
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    try:
-        return _head(config, context)[2]
-    except (OSError, http.client.HTTPException):
-        return None
-
-
-def _head(
-    config: DeviceConfig, context: ssl.SSLContext
-) -> tuple[http.client.HTTPMessage, datetime | None, float | None]:
-    """Return headers, end of the certificate (where it was verified) and clock skew of a request for ``/``."""
-    connection = http.client.HTTPSConnection(
-        config.server.host, config.server.port, timeout=_CONNECT_S, context=context
-    )
-    try:
-        connection.connect()
-        assert isinstance(connection.sock, ssl.SSLSocket)
-        shown = connection.sock.getpeercert() or {}
-        before = time.time()
-        connection.request("HEAD", "/")
-        response = connection.getresponse()
-        after = time.time()
-        response.read()
-    finally:
-        connection.close()
-    text = response.headers.get("Date")
-    # The header has whole seconds: on average it is half a second older than the moment it speaks of.
-    skew = (before + after) / 2 - parsedate_to_datetime(text).timestamp() - 0.5 if text else None
-    ends = shown.get("notAfter")
-    return (
-        response.headers,
-        datetime.fromtimestamp(ssl.cert_time_to_seconds(str(ends)), UTC) if ends else None,
-        skew,
-    )
-
-
 def _judge_certificate(ends: datetime) -> str:
     if ends - datetime.now(UTC) < _RENEW_BEFORE:
         raise ConfigError(
             f"the server's certificate ends on {ends:%Y-%m-%d}; on the server run `edgeduet-server certificate renew`"
         )
     return f"valid until {ends:%Y-%m-%d}"
-
-
-def judge_clock(skew: float) -> str:
-    """Return how far the clock is off, where Flower accepts that.
-
-    Args:
-        skew: seconds ahead of the server.
-
-    Raises:
-        StateError: signatures would be refused.
-    """
-    if skew > MOST_AHEAD or skew < -MOST_BEHIND:
-        direction = "ahead of" if skew > 0 else "behind"
-        raise StateError(
-            f"this device's clock is {abs(skew):.0f} s {direction} the server's, whose limit is 5 s ahead or 300 s "
-            "behind; set it with NTP (`timedatectl set-ntp true`)"
-        )
-    return f"{skew:+.1f} s from the server's"
 
 
 def judge_versions(theirs: dict[str, str]) -> str:

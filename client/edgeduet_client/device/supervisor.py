@@ -6,7 +6,7 @@ One process per device home, in the foreground (systemd or a container keeps *it
 what happens                               what is done
 =========================================  =====================================================
 a program dies                             restarted, after a pause that doubles up to a minute
-SuperNode ends: wrong CA, key, clock ...   the cause and its remedy are said; tried again anyway
+no connection: wrong CA, key, clock ...    the cause and its remedy are said; tried again anyway
 outside hours, on battery, metered         SuperNode is ended; inference goes on
 training takes too much memory             the ClientApp is ended; the server counts a failed reply
 this process is killed                     the next start ends what it left behind
@@ -28,8 +28,9 @@ import psutil
 
 from edgeduet_client.device.device_config import DeviceConfig
 from edgeduet_client.device.enrolment import AUTHORITY, NODE_KEY, read_key
-from edgeduet_client.device.exit_reasons import UNREACHABLE, ExitReason, explain_exit
+from edgeduet_client.device.exit_reasons import ExitReason, explain_exit
 from edgeduet_client.device.permission import look_around, why_not_train
+from edgeduet_client.device.server_probe import diagnose
 from edgeduet_client.device.training_rules import HOME_VARIABLE
 from edgeduet_shared.supervision.child import Child, Program
 from edgeduet_shared.supervision.programs import environment, program
@@ -41,6 +42,9 @@ KIND = "device"
 TICK = 2.0
 # Asking for the battery and NetworkManager costs a process: not at every tick.
 LOOK_AROUND_EVERY = 30.0
+DIAGNOSE_EVERY = 60.0
+# Texts that Flower has for several causes.
+_AMBIGUOUS = {"refused", "not-registered", "unreachable"}
 CONNECTED = "SuperNode ID:"
 _CONNECTED_AGAIN = "Connection successful"
 _NOT_CONNECTED = "Connection attempt failed"
@@ -66,6 +70,7 @@ class Supervisor:
         self._restarts = 0
         self._connected = False
         self._log_from = 0
+        self._diagnosed = -DIAGNOSE_EVERY
         if config.limits.train:
             read_key(config.home)
         self.supernode = Child(self._supernode_program(), config.folder("logs"), config.logs)
@@ -151,6 +156,8 @@ class Supervisor:
             self._restarts = child.restarts
             self._connected = False
             self._reason = explain_exit(since(child.log_file, self._log_from))
+            if self._reason is not None and self._reason.word in _AMBIGUOUS:
+                self._reason = diagnose(self.config) or self._reason
             if self._reason is not None:
                 log.error("the SuperNode ended (%s): %s", self._reason.word, self._reason.line)
         elif child.running:
@@ -162,15 +169,24 @@ class Supervisor:
         connected = is_connected(text)
         if connected is False and not self._connected:
             # It tries for ever without a word on why.
-            self._reason = self._reason or UNREACHABLE
+            self._find_out_why()
         if connected is None or connected == self._connected:
             return
         self._connected = connected
         if connected:
             log.info("connected to %s", self.config.server.address)
         else:
-            self._reason = UNREACHABLE
             log.warning("the connection to %s is lost; it is tried again", self.config.server.address)
+
+    def _find_out_why(self) -> None:
+        now = time.monotonic()
+        if now - self._diagnosed < DIAGNOSE_EVERY:
+            return
+        self._diagnosed = now
+        reason = diagnose(self.config) or self._reason
+        if reason is not None and reason != self._reason:
+            log.error("not connected to %s (%s): %s", self.config.server.address, reason.word, reason.line)
+        self._reason = reason
 
     def _limit_memory(self, pid: int) -> None:
         limit = self.config.limits.memory_mb * 1_000_000

@@ -16,10 +16,17 @@ import pytest
 from typer.testing import CliRunner
 
 from edgeduet_client.cli import app
-from edgeduet_client.device.device_config import CONFIG_FILE, DeviceConfig, LimitsSection, ServerSection
+from edgeduet_client.device.device_config import (
+    CONFIG_FILE,
+    DeviceConfig,
+    LimitsSection,
+    ServerSection,
+    load_device_config,
+)
 from edgeduet_client.device.device_config import write_device_config as write
-from edgeduet_client.device.doctor import Finding, ask_server, examine, judge_clock, judge_versions
+from edgeduet_client.device.doctor import Finding, examine, judge_versions
 from edgeduet_client.device.enrolment import NODE_KEY, PUBLIC_KEY, enrol
+from edgeduet_client.device.server_probe import ask_server, diagnose, judge_clock
 from edgeduet_server.deployment.pki import Pki
 from edgeduet_shared.errors import FederationError, StateError
 from edgeduet_shared.versions import HEADER, installed_versions, parse_versions, versions_text
@@ -82,7 +89,9 @@ def problems(findings: list[Finding]) -> dict[str, str]:
 
 def test_a_device_in_order_has_no_problem(device: Callable[..., DeviceConfig], pki: Pki) -> None:
     with proxy(pki, versions=versions_text(installed_versions())) as port:
-        findings = examine(device(port))
+        config = device(port)
+        findings = examine(config)
+        assert diagnose(config) is None
     assert problems(findings) == {}
     assert [finding.what for finding in findings][-4:] == ["server", "server certificate", "clock", "versions"]
 
@@ -92,7 +101,9 @@ def test_a_skewed_clock_is_measured_against_the_server(
     device: Callable[..., DeviceConfig], pki: Pki, ahead: float
 ) -> None:
     with proxy(pki, ahead=ahead) as port:
-        answer = ask_server(device(port))
+        home = device(port).home
+        answer = ask_server(load_device_config(home))
+        assert (reason := diagnose(load_device_config(home))) is not None and reason.word == "clock"
     assert answer.skew == pytest.approx(-ahead, abs=2)
     with pytest.raises(StateError, match="NTP"):
         judge_clock(answer.skew)
@@ -114,8 +125,10 @@ def test_a_server_of_another_authority_is_told_from_one_that_is_down(
     with proxy(other) as port:
         config = device(port)
         found = problems(examine(config))
+        assert (reason := diagnose(config)) is not None and reason.word == "wrong-ca"
     assert set(found) == {"server"}
     assert "pki/ca.crt" in found["server"]
+    assert (reason := diagnose(config)) is not None and reason.word == "unreachable"
     with pytest.raises(FederationError, match="cannot be reached"):
         ask_server(config)
 
