@@ -16,6 +16,7 @@ import typer
 import yaml
 
 import edgeduet_client.cli
+import edgeduet_server.admin_cli.main
 import edgeduet_server.cli
 from edgeduet_client.device.device_config import load_device_config
 from edgeduet_server.deployment.pki import Pki
@@ -27,8 +28,12 @@ DEPLOY = ROOT / "deploy"
 UNITS = sorted(DEPLOY.glob("systemd/*.service"))
 IMAGES = sorted(DEPLOY.glob("containers/*.Containerfile"))
 PAGES = [ROOT / "docs" / name for name in ("server.md", "device.md", "threat-model.md")]
-COMMANDS = {"edgeduet-server": edgeduet_server.cli.app, "edgeduet-client": edgeduet_client.cli.app}
-CALL = re.compile(r"(edgeduet-server|edgeduet-client) ([a-z][^`\n\"]*)")
+COMMANDS = {
+    "edgeduet-server": edgeduet_server.cli.app,
+    "edgeduet-client": edgeduet_client.cli.app,
+    "edgeduet-admin": edgeduet_server.admin_cli.main.app,
+}
+CALL = re.compile(r"(edgeduet-server|edgeduet-client|edgeduet-admin) ([a-z][^`\n\"]*)")
 HEALTH = re.compile(r"CMD \[\"(edgeduet-(?:server|client))\", ([^\]]+)\]")
 START = re.compile(r"ENTRYPOINT \[\"(edgeduet-(?:server|client))\"\]\nCMD \[([^\]]+)\]")
 # A service of compose.yaml runs its image's entry point.

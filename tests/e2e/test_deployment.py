@@ -158,9 +158,9 @@ def free_ports(count: int) -> int:
     raise AssertionError("no free ports")
 
 
-def set_up(folder: Path) -> System:
+def set_up(system: System) -> None:
     """init, start, enroll, let in, start the devices."""
-    system = System(folder, free_ports(4 + DEVICES))
+    folder = system.folder
     command("server", "init", str(folder / "server"), "--name", "localhost", "--port", str(system.port))
     system.start("server", "start", str(folder / "server"))
     keys = []
@@ -187,7 +187,6 @@ def set_up(folder: Path) -> System:
         system.start_device(index)
     for index in range(DEVICES):
         wait(lambda index=index: system.device_state(index).get("training") == "connected", f"device {index}")  # type: ignore[misc]
-    return system
 
 
 @pytest.fixture(scope="module")
@@ -199,12 +198,13 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     folder = tmp_path_factory.mktemp("deployed")
     made: list[System] = []
     try:
-        made.append(set_up(folder))
+        made.append(System(folder, free_ports(4 + DEVICES)))
+        set_up(made[0])
         yield made[0]
     finally:
-        for process in psutil.Process().children():
-            if str(folder) in " ".join(process.cmdline()):
-                end_family(process.pid)
+        for started in made[0].started if made else []:
+            end_family(started.pid)
+            started.wait()
 
 
 @pytest.fixture(autouse=True)

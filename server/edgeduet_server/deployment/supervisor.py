@@ -11,6 +11,7 @@ SuperExec dies (runs stay pending)    noticed by its absence; SuperLink is resta
 a run stays pending too long          said in the log and in ``status``; SuperLink is restarted
 SuperLink restarts during a run       the run is resumed from its last checkpoint (``[training] resume``)
 Flower's database grows               compacted between runs
+this process is killed                the next start ends what it left behind
 ====================================  ==========================================================
 """
 
@@ -99,6 +100,7 @@ class Supervisor:
     def run(self) -> None:
         """Supervise until :meth:`stop`; then end everything."""
         with self._running.held():
+            self._running.end_leftovers()
             try:
                 while not self._stop.is_set():
                     self.tick()
@@ -128,14 +130,7 @@ class Supervisor:
 
     def health(self) -> Health:
         """Return how things stand."""
-        programs = {
-            child.program.name: {
-                "pid": child.pid,
-                "restarts": child.restarts,
-                "last_exit": child.last_exit,
-            }
-            for child in self.children
-        }
+        programs = {child.program.name: child.facts() for child in self.children}
         return Health(all(child.running for child in self.children), programs, self._complaints)
 
     def _watch_flower(self, now: float) -> list[str]:

@@ -53,6 +53,9 @@ class RunningState:
                 f"a {self.kind} is running in {self.home} already; see `{self._command()} status {self.home}`"
             ) from None
         try:
+            # What a killed one noted is not how things stand now; which programs it left is still needed.
+            if self.path.exists():
+                os.replace(self.path, self._leftovers)
             yield
         finally:
             self.path.unlink(missing_ok=True)
@@ -61,15 +64,13 @@ class RunningState:
     def end_leftovers(self) -> None:
         """End the programs that a supervisor left running when it was killed; only for who holds the home."""
         try:
-            programs = json.loads(self.path.read_text("utf-8"))["programs"].values()
+            programs = json.loads(self._leftovers.read_text("utf-8"))["programs"].values()
             left = [(facts["pid"], facts["created"]) for facts in programs if facts["pid"] is not None]
         except FileNotFoundError:
             return
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            log.warning(
-                "%s cannot be read (%s): what an earlier %s left running is not ended", self.path, error, self.kind
-            )
-            return
+            log.warning("%s: what an earlier one left running is not known (%s)", self._leftovers, error)
+            left = []
         for pid, created in left:
             try:
                 same = psutil.Process(pid).create_time() == created
@@ -78,6 +79,7 @@ class RunningState:
             if same:
                 log.warning("ending process %d, left by a %s that was killed", pid, self.kind)
                 end_family(pid)
+        self._leftovers.unlink(missing_ok=True)
 
     def note(self, facts: Mapping[str, Any]) -> None:
         """Write down how things stand."""
@@ -119,6 +121,10 @@ class RunningState:
 
     def _command(self) -> str:
         return "edgeduet-server" if self.kind == "server" else "edgeduet-client"
+
+    @property
+    def _leftovers(self) -> Path:
+        return self.home / f".{self.kind}.leftovers.json"
 
     def _lock_file(self) -> Path:
         return self.home / f".{self.kind}.lock"

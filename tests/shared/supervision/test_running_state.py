@@ -38,6 +38,17 @@ def test_a_state_left_by_a_killed_one_is_no_running_one(tmp_path: Path) -> None:
     assert not RunningState(tmp_path, "device").stop()
 
 
+def test_what_a_killed_one_noted_is_not_taken_for_the_state_of_the_next(tmp_path: Path) -> None:
+    state = RunningState(tmp_path, "device")
+    state.note({"programs": {}, "training": "connected"})
+    with state.held():
+        assert state.read() is None
+        state.end_leftovers()
+        state.note({"programs": {}, "training": "connecting"})
+        assert (state.read() or {})["training"] == "connecting"
+    assert {path.name for path in tmp_path.iterdir()} <= {".device.lock"}
+
+
 def test_programs_left_by_a_killed_one_are_ended_and_later_ones_of_the_same_pid_are_not(tmp_path: Path) -> None:
     state = RunningState(tmp_path, "device")
     command = [sys.executable, "-c", "import time; time.sleep(99)"]
