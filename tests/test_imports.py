@@ -41,7 +41,7 @@ EXTRAS = {
     "edgeduet_client.classifier.exporting": {"train"},
     "edgeduet_client.classifier.stage_export": {"train"},
     "edgeduet_client.cli": set(),
-    "edgeduet_client.device": {"llm"},
+    "edgeduet_client.device": {"llm", "device"},
     "edgeduet_client.device.commands": set(),
     "edgeduet_client.device.training_rules": set(),
     "edgeduet_client.llm": {"llm"},
