@@ -55,6 +55,7 @@ def init(
     print(f"  give devices              {config.folder('pki') / 'ca.crt'}")
     print(f"  settings                  {config.home / 'server.toml'}")
     print(f"next: edgeduet-server start {config.home}")
+    print(f"then: edgeduet-admin tokens create NAME --role admin --home {config.home}     (a token for edgeduet-admin)")
 
 
 @app.command(
