@@ -24,7 +24,7 @@ export OMP_NUM_THREADS ?= 1
 unexport PYTHONPATH
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench clean venv-sim venv-dev python-found
+.PHONY: help demo test test-long check format bench clean venv-sim venv-dev python-found
 
 help: ## list these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -50,6 +50,9 @@ test: venv-dev ## lint, format, types and all tests
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-long: venv-dev ## tests that take minutes each: devices killed in a deployed system
+	$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
 
 check: venv-dev ## lint, format and types only
 	$(BIN)/ruff check .

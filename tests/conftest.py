@@ -6,6 +6,12 @@ The environment is set before anything imports torch or flwr, and child processe
 from __future__ import annotations
 
 import os
+import signal
+
+# Started in the background of a shell script, Python inherits an ignored Ctrl-C, and so would every program that a
+# test starts and then interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _QUIET = {
     # On few cores a second thread costs more than it gains, and one thread is what makes runs repeatable.

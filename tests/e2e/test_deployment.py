@@ -244,6 +244,7 @@ def test_the_deployed_system_computes_what_the_simulation_computes(system: Syste
     assert len(json.loads(shown)["answers"]) == 4
 
 
+@pytest.mark.long
 def test_a_killed_client_app_and_a_killed_supernode_cost_a_reply_and_not_the_run(system: System) -> None:
     config, run_id = system.run("killed", scenario(tasks=1))
     metrics = config.run_dir / "metrics.jsonl"
