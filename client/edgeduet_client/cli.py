@@ -6,16 +6,14 @@ neither onnxruntime nor torch is installed.
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
 from typing import Annotated
 
 import typer
 
 from edgeduet_client.device.commands import device_app
 from edgeduet_client.llm.commands import llm_app
-from edgeduet_shared.errors import EdgeDuetError
+from edgeduet_shared.command_line import run_command_line
 
 app = typer.Typer(
     name="edgeduet-client",
@@ -59,24 +57,4 @@ def main() -> None:
     """Run the command line; a problem the user can fix is one line and exit code 2."""
     # What stops a service stops a command as Ctrl-C does: cleaned up, and with a word on how things stand.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    debug = os.environ.get("EDGEDUET_DEBUG") == "1"
-    try:
-        app()
-    except EdgeDuetError as error:
-        if debug:
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except Exception as error:
-        if debug:
-            raise
-        if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("edgeduet"):
-            extra = _EXTRAS.get(error.name.partition(".")[0], "llm")
-            print(
-                f"error: '{error.name}' is not installed; get it with: pip install 'edgeduet[{extra}]'", file=sys.stderr
-            )
-            sys.exit(2)
-        print(
-            f"error: {type(error).__name__}: {error} (a bug of edgeduet; EDGEDUET_DEBUG=1 shows where)", file=sys.stderr
-        )
-        sys.exit(1)
+    run_command_line(app, extra="llm", extras=_EXTRAS)

@@ -6,7 +6,6 @@ The administration of runs and devices is ``edgeduet-admin``'s, which may run an
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgeduet_shared.errors import EdgeDuetError
+from edgeduet_shared.command_line import run_command_line
 
 if TYPE_CHECKING:
     from edgeduet_server.deployment.server_config import ServerConfig
@@ -173,16 +172,4 @@ def _ask_for_names() -> list[str]:
 
 def main() -> None:
     """Run the command line; a problem the user can fix is one line and exit code 2."""
-    debug = os.environ.get("EDGEDUET_DEBUG") == "1"
-    try:
-        app()
-    except EdgeDuetError as error:
-        if debug:
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except ModuleNotFoundError as error:
-        if debug or not error.name or error.name.startswith("edgeduet"):
-            raise
-        print(f"error: '{error.name}' is not installed; get it with: pip install 'edgeduet[server]'", file=sys.stderr)
-        sys.exit(2)
+    run_command_line(app, extra="server")

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
-from edgeduet_shared.errors import EdgeDuetError
+from edgeduet_shared.command_line import run_command_line
 from edgeduet_sim.scenario_files import scenario_names
 
 DEFAULT_METHODS = "zero-shot,local,promptfl,fedavg-adapter,fed-duet,joint"
@@ -415,21 +415,4 @@ def main() -> None:
         os.environ.setdefault(name, value)
     # What stops a service stops a run as Ctrl-C does: saved, and with a word on how to go on.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    debug = os.environ.get("EDGEDUET_DEBUG") == "1"
-    try:
-        app()
-    except EdgeDuetError as error:
-        if debug:
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except Exception as error:
-        if debug:
-            raise
-        if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("edgeduet"):
-            print(f"error: '{error.name}' is not installed; get it with: pip install 'edgeduet[sim]'", file=sys.stderr)
-            sys.exit(2)
-        print(
-            f"error: {type(error).__name__}: {error} (a bug of edgeduet; EDGEDUET_DEBUG=1 shows where)", file=sys.stderr
-        )
-        sys.exit(1)
+    run_command_line(app, extra="sim")

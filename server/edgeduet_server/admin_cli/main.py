@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgeduet_shared.errors import ConfigError, EdgeDuetError
+from edgeduet_shared.command_line import run_command_line
+from edgeduet_shared.errors import ConfigError
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -774,27 +775,7 @@ def main() -> None:
     """Run the command line; a problem the user can fix is one line and exit code 2."""
     # gRPC writes about failed handshakes by itself; what matters is said in our words.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    debug = os.environ.get("EDGEDUET_DEBUG") == "1"
-    try:
-        app()
-    except EdgeDuetError as error:
-        if debug:
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except Exception as error:
-        if debug:
-            raise
-        if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("edgeduet"):
-            extra = "sim" if error.name == "matplotlib" else "server"
-            print(
-                f"error: '{error.name}' is not installed; get it with: pip install 'edgeduet[{extra}]'", file=sys.stderr
-            )
-            sys.exit(2)
-        print(
-            f"error: {type(error).__name__}: {error} (a bug of edgeduet; EDGEDUET_DEBUG=1 shows where)", file=sys.stderr
-        )
-        sys.exit(1)
+    run_command_line(app, extra="server", extras={"matplotlib": "sim"})
 
 
 if __name__ == "__main__":
