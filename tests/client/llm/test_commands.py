@@ -229,6 +229,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(terminal: Terminal) -> None
     terminal.process.send_signal(signal.SIGINT)
     terminal.read_until(b"(cancelled)")
     terminal.read_until(b"> ")
+    time.sleep(0.5)  # readline shows its prompt a moment before it listens to Ctrl-C
     terminal.process.send_signal(signal.SIGINT)  # at the prompt
     terminal.read_until(b"Ctrl-D ends")
     terminal.type(b"/nonsense\n")
