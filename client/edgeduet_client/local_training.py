@@ -16,7 +16,6 @@ M dispatched prompts, L context length, W text width.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -342,9 +341,3 @@ def _touches_image(model: DuetModel, name: str) -> bool:
 def _touches_text(model: DuetModel, name: str) -> bool:
     group = model.group_of(name)
     return group in ("prompt", "lora") or name.startswith("text_adapters.")
-
-
-def expected_steps(examples: int, plan: LocalPlan) -> int:
-    """Steps a client with ``examples`` images makes in one round."""
-    steps = plan.optimiser.local_epochs * math.ceil(examples / plan.optimiser.batch_size)
-    return min(steps, plan.optimiser.max_steps) if plan.optimiser.max_steps else steps

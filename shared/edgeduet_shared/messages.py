@@ -27,7 +27,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from edgeduet_shared.errors import MessageError, VersionError
 from edgeduet_shared.plan import LocalPlan
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 FloatArray = npt.NDArray[np.float32]
 Arrays = dict[str, FloatArray]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,6 @@ from client_rounds import CLASSES, FULL, features, job, model_of, plan_of
 from edgeduet_client.local_training import (
     Job,
     Trained,
-    expected_steps,
     log_class_shares,
     log_sampling,
     train_clients,
@@ -45,6 +45,12 @@ PROTOTYPES = Prototypes(
     stages_P=torch.tensor([0, 0]),
     deviations_SD=torch.full((1, features(FULL, 1, seed=77).shape[1]), 0.1),
 )
+
+
+def expected_steps(examples: int, plan: LocalPlan) -> int:
+    """Steps a client with ``examples`` images makes in one round."""
+    steps = plan.optimiser.local_epochs * math.ceil(examples / plan.optimiser.batch_size)
+    return min(steps, plan.optimiser.max_steps) if plan.optimiser.max_steps else steps
 
 
 def trained(plan: LocalPlan, jobs: list[Job]) -> list[Trained]:

@@ -227,7 +227,7 @@ def accuracies(run: Path) -> list[Any]:
 
 def test_the_deployed_system_computes_what_the_simulation_computes(system: System, tmp_path: Path) -> None:
     config, run_id = system.run("two-stages", scenario(tasks=2))
-    assert system.wait_for_end(run_id) == "finished:completed", system.flower.run_log(run_id)[-3000:]
+    assert system.wait_for_end(run_id) == "finished:completed"
 
     simulated = RunConfig(config.scenario, config.method, seed=config.seed, run_dir=tmp_path, run_name="two-stages")
     with InProcessGrid(edgeduet_clients(simulated, block_size=1)) as grid:
@@ -256,7 +256,7 @@ def test_a_killed_client_app_and_a_killed_supernode_cost_a_reply_and_not_the_run
         app.kill()
     os.kill(nodes[1], signal.SIGKILL)
 
-    assert system.wait_for_end(run_id) == "finished:completed", system.flower.run_log(run_id)[-3000:]
+    assert system.wait_for_end(run_id) == "finished:completed"
     rounds = [event for event in read_events(metrics) if event["event"] == "round"]
     replied = [{client["client"] for client in event["clients"]} for event in rounds]
     assert len(rounds) == 2 and replied[0] < {0, 1, 2} and 2 in replied[0]

@@ -694,16 +694,16 @@ def test_every_command_explains_itself_with_an_example() -> None:
 
 
 def test_completion_knows_runs_and_devices(operator: Operator, scenario: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from edgeduet_server.admin_cli.main import _complete_device, _complete_run, _complete_setting
+    from edgeduet_server.admin_cli.options import complete_device, complete_run, complete_setting
 
     started(operator, scenario)
     approve(operator, request_of(operator.home))
     monkeypatch.setenv("EDGEDUET_ADMIN_CONFIG", operator.env["EDGEDUET_ADMIN_CONFIG"])
-    assert _complete_run("ni") == ["night"]
-    assert _complete_device("edge") == ["edge-1"]
-    assert "train.lr=" in _complete_setting("train")
+    assert complete_run("ni") == ["night"]
+    assert complete_device("edge") == ["edge-1"]
+    assert "train.lr=" in complete_setting("train")
     monkeypatch.setenv("EDGEDUET_ADMIN_CONFIG", "/nowhere/admin.json")
-    assert _complete_run("") == []
+    assert complete_run("") == []
 
 
 @pytest.mark.parametrize("as_json", [True, False])

@@ -97,7 +97,6 @@ _TABLE: tuple[tuple[re.Pattern[str], ExitReason], ...] = tuple(
 _UNREACHABLE = re.compile(
     r"connection refused|network is unreachable|no route to host|timed out|connecterror", re.IGNORECASE
 )
-_FATAL = {"wrong-ca", "certificate-name", "not-registered", "no-key", "refused", "version", "clock"}
 
 
 def explain_exit(text: str) -> ExitReason | None:
@@ -106,8 +105,3 @@ def explain_exit(text: str) -> ExitReason | None:
         if pattern.search(text):
             return reason
     return UNREACHABLE if _UNREACHABLE.search(text) else None
-
-
-def needs_a_person(reason: ExitReason | None) -> bool:
-    """Whether trying again cannot help before somebody has done something."""
-    return reason is not None and reason.word in _FATAL

@@ -130,11 +130,6 @@ class GrammarState:
     def _too_complex(self, matcher: LLMatcher) -> RequestError:
         return RequestError(f"{self.field} cannot be followed: {_reason(matcher)}; simplify it", self.field)
 
-    @property
-    def may_end(self) -> bool:
-        """Whether the answer is complete here."""
-        return bool(self._matcher.is_accepting())
-
 
 def _as_json(schema: dict[str, Any]) -> str:
     try:

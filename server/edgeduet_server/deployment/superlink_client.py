@@ -90,10 +90,6 @@ class SuperLinkClient:
         answer = self._commands.ask("list", CONNECTION)
         return [FlowerRun(str(run["run-id"]), str(run["status"]), run) for run in answer.get("runs", [])]
 
-    def run_log(self, run_id: str) -> str:
-        """Return what the run's ServerApp wrote."""
-        return self._commands.text("log", run_id, CONNECTION, "--show")
-
     def register_node(self, public_key: str, name: str) -> str:
         """Let the device that holds the key of ``public_key`` (OpenSSH form) connect; return its node id.
 

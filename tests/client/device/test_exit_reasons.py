@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeduet_client.device.exit_reasons import explain_exit, needs_a_person
+from edgeduet_client.device.exit_reasons import explain_exit
 from edgeduet_client.device.supervisor import is_connected, since
 
 # As printed by Flower 1.42 to a device that is not registered.
@@ -19,31 +19,29 @@ NOT_REGISTERED = (
 
 
 @pytest.mark.parametrize(
-    ("text", "word", "remedy", "person"),
+    ("text", "word", "remedy"),
     [
-        (NOT_REGISTERED, "not-registered", "edgeduet-admin clients approve", True),
-        ("[code: 2001] SuperNode registration is disabled", "no-key", "enrol", True),
-        ("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed", "wrong-ca", "ca.crt", True),
-        ("certificate verify failed: certificate has expired (_ssl.c:1006)", "certificate-expired", "renew", False),
-        ("certificate verify failed: certificate is not yet valid", "clock", "NTP", True),
+        (NOT_REGISTERED, "not-registered", "edgeduet-admin clients approve"),
+        ("[code: 2001] SuperNode registration is disabled", "no-key", "enrol"),
+        ("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed", "wrong-ca", "ca.crt"),
+        ("certificate verify failed: certificate has expired (_ssl.c:1006)", "certificate-expired", "renew"),
+        ("certificate verify failed: certificate is not yet valid", "clock", "NTP"),
         (
             "certificate verify failed: Hostname mismatch, certificate is not valid for 'a'",
             "certificate-name",
             "",
-            True,
         ),
-        ("Client error '401 Unauthorized' for url", "refused", "clock", True),
-        ("Exit Code: 606", "version", "same release", True),
-        ("Server disconnected without sending a response.", "no-tls", "TLS", False),
-        ("OSError: [Errno 28] No space left on device", "disk-full", "free some space", False),
-        ("[Errno 111] Connection refused", "unreachable", "network", False),
+        ("Client error '401 Unauthorized' for url", "refused", "clock"),
+        ("Exit Code: 606", "version", "same release"),
+        ("Server disconnected without sending a response.", "no-tls", "TLS"),
+        ("OSError: [Errno 28] No space left on device", "disk-full", "free some space"),
+        ("[Errno 111] Connection refused", "unreachable", "network"),
     ],
 )
-def test_causes_are_told_apart(text: str, word: str, remedy: str, person: bool) -> None:
+def test_causes_are_told_apart(text: str, word: str, remedy: str) -> None:
     reason = explain_exit(text)
     assert reason is not None and reason.word == word
     assert remedy in reason.line and "\n" not in reason.line
-    assert needs_a_person(reason) is person
 
 
 def test_numbers_of_a_time_are_no_exit_code() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -217,7 +218,7 @@ def _numbered(request: GenerationRequest, number: int) -> GenerationRequest:
     return request.model_copy(update={"seed": (request.seed + number) % 2**64})
 
 
-class _Asked:
+class _Asked(ABC):
     """What the two kinds of work share: counting, and telling how they ended."""
 
     call = ""
@@ -243,9 +244,9 @@ class _Asked:
             self.count("ok" if complete else "cancelled")
             self.deliver(Done())
 
+    @abstractmethod
     def work(self, ticket: Ticket) -> bool:
         """Do it; return whether it was done to the end."""
-        raise NotImplementedError
 
     def refuse(self, error: EdgeDuetError) -> None:
         self.count("refused" if isinstance(error, RequestError) else "failed")
