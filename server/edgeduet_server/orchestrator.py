@@ -186,7 +186,8 @@ class Orchestrator:
             if context is None:
                 continue
             for index, attention in reply.usage.items():
-                pull[int(index)] += attention * context
+                # In float64: a tiny mass would vanish from this product but not from its divisor.
+                pull[int(index)] += attention * context.astype(np.float64)
                 mass[int(index)] += attention
         moved = mass > 0
         if moved.any():

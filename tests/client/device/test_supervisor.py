@@ -78,8 +78,12 @@ def test_language_models_and_classifier_are_programs_of_their_own(home: Path) ->
 
 
 def test_client_apps_are_found_below_a_supernode_and_nothing_else() -> None:
-    code = "import subprocess, sys; c = [subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)', n]) "
-    code += "for n in ('flwr-clientapp', 'other')]; print('up', flush=True); [p.wait() for p in c]"
+    # It says "up" when its children run Python: before that they have next to no memory of their own.
+    inner = "import time; print(flush=True); time.sleep(60)"
+    code = f"import subprocess, sys; inner = {inner!r}\n"
+    code += "c = [subprocess.Popen([sys.executable, '-c', inner, n], stdout=subprocess.PIPE) "
+    code += "for n in ('flwr-clientapp', 'other')]; [p.stdout.readline() for p in c]; "
+    code += "print('up', flush=True); [p.wait() for p in c]"
     node = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     try:
         assert node.stdout is not None and node.stdout.readline() == b"up\n"
