@@ -412,14 +412,17 @@ def _products(
     *,
     keep_whole: bool = False,
 ) -> list[str]:
-    """Multiply ``x`` by several matrices: in one product where their layouts agree, cut up after.
+    """Multiply ``x`` by several matrices: in one product where that is faster, cut up after.
+
+    It is faster where nothing has to be cut, and where each product comes with a second one for its offsets.
 
     ``keep_whole``: leave the result of the one product uncut.
     """
     widths = [arch.matrix_shape(name)[0] for name in names]
     matrices = [_matrix(arch, weights, name) for name in names]
     biases = [weights.vector(f"{name}.bias") for name in names]
-    stacked = stack(matrices)
+    has_offsets = any(isinstance(matrix, BlockMatrix) and matrix.offsets_NB is not None for matrix in matrices)
+    stacked = stack(matrices) if keep_whole or has_offsets else None
     if stacked is None:
         return [
             _product(writer, matrix, x, name, bias=bias)

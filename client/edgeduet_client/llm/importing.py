@@ -125,9 +125,9 @@ class _Import:
             )
         self.native_context = native.context_length
         self.architecture = native.with_context(wanted)
-        own = has_own_four_bits(source.kinds)
-        self.quantisation: Quantisation = options.quantisation or ("int4" if own else "int8")
-        self.keep_blocks = own
+        own: Quantisation = "int4" if has_own_four_bits(source.kinds) else "int8"
+        self.quantisation: Quantisation = options.quantisation or own
+        self.keep_blocks = self.quantisation == own
 
     def run(self, name: str) -> None:
         _check_room(self.source, self.architecture, self.options, self.folder)

@@ -48,7 +48,6 @@ class LocalModel:
         root: Path | None = None,
         *,
         threads: int | None = None,
-        spinning: bool = False,
     ) -> LocalModel:
         """Load a model.
 
@@ -56,7 +55,6 @@ class LocalModel:
             name_or_path: an imported model's name, a path, or an open folder.
             root: where models lie.
             threads: cores a step may use; see :class:`TargetSession`.
-            spinning: see :class:`TargetSession`.
 
         Raises:
             ModelError: the folder, one of its files or a library cannot be used, or the machine has too little
@@ -71,9 +69,7 @@ class LocalModel:
         gate = Gate.of_model(folder)
         return cls(
             manifest=manifest,
-            session=TargetSession(
-                folder.graph, context_length=manifest.context_length, threads=threads, spinning=spinning
-            ),
+            session=TargetSession(folder.graph, context_length=manifest.context_length, threads=threads),
             tokenizer=tokenizer,
             vocabulary=Vocabulary(
                 manifest.vocab_width,

@@ -75,21 +75,18 @@ class TargetSession:
         context_length: the longest context in tokens.
         threads: cores a step may use; default: those this process may run on, at most four (more do not make a
             small model faster).
-        spinning: let idle worker threads wait actively: a little faster, and the cores are busy while they wait.
 
     Raises:
         ModelError: onnxruntime is missing or too old, or the file is missing, damaged or no such model.
     """
 
-    def __init__(
-        self, graph: Path | str, *, context_length: int, threads: int | None = None, spinning: bool = False
-    ) -> None:
+    def __init__(self, graph: Path | str, *, context_length: int, threads: int | None = None) -> None:
         self.path = Path(graph)
         self.threads = threads if threads is not None else min(usable_cores(), _MOST_THREADS)
         if self.threads < 1:
             raise ModelError(f"threads={threads} is not possible; give 1 or more, or leave it out")
         self._onnxruntime = _import_onnxruntime()
-        self._session = self._load(spinning)
+        self._session = self._load()
         self.cache_shape = self._cache_shape(context_length)
         outputs = {output.name: output.shape for output in self._session.get_outputs()}
         self.vocab_width = int(outputs["logits"][1])
@@ -149,14 +146,18 @@ class TargetSession:
                 states.append(outcome.hidden.copy())
         return Forward(np.concatenate(logits), np.concatenate(states) if states else None)
 
-    def _load(self, spinning: bool) -> Any:
+    def _load(self) -> Any:
         if not self.path.is_file():
             raise ModelError(f"{self.path} does not exist; import the model again")
         options = self._onnxruntime.SessionOptions()
         options.intra_op_num_threads = self.threads
         options.inter_op_num_threads = 1
         options.execution_mode = self._onnxruntime.ExecutionMode.ORT_SEQUENTIAL
-        options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spinning)))
+        # A step is some 300 small products. A worker that slept between them would wake up too late for each (two
+        # threads were 1.1x one; 1.4x with workers that wait actively, for less processor time), so workers spin while
+        # a step runs, and sleep as soon as none does: an idle model costs nothing.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "1")
+        options.add_session_config_entry("session.force_spinning_stop", "1")
         # An arena keeps what the largest step ever needed. Steps here need little and find their inputs and outputs
         # allocated: without one they are as fast, and memory goes back to the system.
         options.enable_cpu_mem_arena = False

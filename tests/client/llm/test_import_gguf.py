@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from edgeduet_client.llm.errors import ModelError
@@ -85,6 +86,23 @@ def test_bits_are_those_of_the_file(root: Path):
     folder = import_model(str(source), ImportOptions(name="bits", compare_with_source=False), root=root)
     # Four bits and a float32 scale per 32; Q5_0 is held in eight.
     assert 5.0 < folder.manifest.bits_per_weight < 6.0
+
+
+@pytest.mark.parametrize(("kind", "rounded"), [("Q8_0", False), ("Q4_1", True)])
+def test_eight_bits_keep_the_blocks_of_an_eight_bit_file_only(kind: str, rounded: bool, root: Path):
+    """A 4-bit file's 8-bit table is rounded anew with the rest: larger blocks are faster."""
+    tiny = TinyGguf(
+        root / f"eight-{kind.lower()}.gguf", "llama", dict.fromkeys(ALL_Q4_1, kind) | {"token_embd": "Q8_0"}
+    )
+    options = ImportOptions(name=f"eight-{kind.lower()}", quantisation="int8", compare_with_source=False)
+    folder = import_model(str(tiny.write()), options, root=root)
+    graph = onnx.load(str(folder.graph), load_external_data=False).graph
+    sizes = {
+        next(attribute.i for attribute in node.attribute if attribute.name == "block_size")
+        for node in graph.node
+        if node.op_type == "MatMulNBits" and "down" not in node.input[1]
+    }
+    assert sizes == ({128} if rounded else {32})
 
 
 def test_angles_of_a_long_context_are_honoured(root: Path):
