@@ -1,0 +1,84 @@
+"""Loosely speculative verification: keeps a draft token where the target was unsure and then agrees. LOSSY, opt-in.
+
+FLy: Li et al., arXiv 2511.22972. Draft d_1..d_K, native decisions m_j = [d_j is what exact verification emits]. At a
+mismatch j the draft token is kept all the same iff
+
+1. the target was unsure: h_j >= theta,
+2. the window fits into the draft: j + W <= K, and
+3. none of j+1 .. j+W is a mismatch (raw decisions, each given the draft before it).
+
+Otherwise the round ends at j as exact verification ends it. With W >= K or theta = inf this is exact verification.
+
+``h`` comes in two forms, which differ much: ``topk`` (the released code and vLLM) is the sum of -p ln p over the k
+most probable tokens, not renormalised, at most ln k nats for k = 3; ``full-normalised`` (the paper) is H(p) / ln |V|.
+
+The window rule is the paper's; the released code counts the mismatch into its window, so it checks one token less.
+Ours beyond both: an end-of-text token is never relaxed, on either side, and neither is a token that hard constraints
+or truncation leave no probability. At temperature 0, where every other token has none, p for ``h`` and for that
+question is the distribution at temperature 1 after the hard constraints and the gate.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeduet_client.llm import truncation
+from edgeduet_client.llm.distribution import Distribution
+from edgeduet_client.llm.plan import SamplingPlan
+
+EntropyMode = Literal["topk", "full-normalised"]
+
+
+@dataclass(frozen=True)
+class FlyRule:
+    """When a mismatch may stand.
+
+    Attributes:
+        window: W, positions after a mismatch that must agree.
+        theta: least uncertainty of the target.
+        entropy: which uncertainty.
+        top_k: k of ``topk``.
+    """
+
+    window: int = 6
+    theta: float = 0.3
+    entropy: EntropyMode = "topk"
+    top_k: int = 3
+
+    def may_stand(
+        self, doubt: Distribution, proposed: int, *, position: int, length: int, vocabulary: int
+    ) -> bool:
+        """Return whether a mismatch could be kept, if the window behind it agrees: rules 1 and 2.
+
+        Args:
+            doubt: the target's distribution for ``h``; see :func:`doubting_plan`.
+            proposed: d_j.
+            position: j, from 1.
+            length: K.
+            vocabulary: |V|, tokens that exist.
+        """
+        if position + self.window > length or doubt.probability(proposed) == 0:
+            return False
+        return self.uncertainty(doubt.probabilities, vocabulary) >= self.theta
+
+    def uncertainty(self, probabilities: NDArray[np.float64], vocabulary: int) -> float:
+        """Return h of (N,) positive probabilities: nats for ``topk``, between 0 and 1 for ``full-normalised``."""
+        if self.entropy == "full-normalised":
+            return float(-(probabilities * np.log(probabilities)).sum()) / math.log(max(vocabulary, 2))
+        best = probabilities
+        if len(best) > self.top_k:
+            best = np.partition(best, len(best) - self.top_k)[-self.top_k :]
+        return float(-(best * np.log(best)).sum())
+
+
+def doubting_plan(plan: SamplingPlan) -> SamplingPlan:
+    """Return the plan whose distributions say how unsure the target is: ``plan`` itself unless it is greedy."""
+    if not plan.greedy:
+        return plan
+    request = plan.request.model_copy(update={"sampler": "temperature", "temperature": 1.0})
+    return replace(plan, request=request, truncations=(truncation.possible,))
