@@ -13,11 +13,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from edgeduet_client.llm.errors import RequestError
 from edgeduet_client.llm.speculation.draft import Draft, Redraft
 from edgeduet_client.llm.speculation.text import CommittedText
 
@@ -211,3 +214,51 @@ def _last_places(tokens: NDArray[np.int32], size: int) -> tuple[NDArray[np.uint6
     ordered = keys[order]
     last = np.append(ordered[1:] != ordered[:-1], True) if len(ordered) else np.zeros(0, np.bool_)
     return ordered[last], (order[last] + size).astype(np.int32)
+
+
+class NgramOptions(BaseModel):
+    """Options of the kind ``ngram``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    longest: int = Field(16, ge=1, le=64, description="tokens of a draft at most")
+    least: int = Field(2, ge=1, le=8, description="shortest n-gram looked up")
+    most: int = Field(4, ge=1, le=8, description="longest n-gram looked up")
+    remember: int = Field(0, ge=0, le=1_000_000, description="tokens of earlier answers to look into as well")
+    corpus: Path | None = Field(None, description="UTF-8 text to look into as well")
+
+
+class NgramFactory:
+    """Opens drafters of the kind ``ngram``."""
+
+    kind = "ngram"
+
+    def open(self, name: str, options: Mapping[str, Any], model: LocalModel) -> NgramDrafter:
+        """Return a drafter for ``model``.
+
+        Raises:
+            RequestError: an option is wrong, or the corpus cannot be read.
+        """
+        try:
+            chosen = NgramOptions.model_validate(dict(options))
+            if chosen.least > chosen.most:
+                raise ValueError(f"least={chosen.least} is more than most={chosen.most}")
+            text = None if chosen.corpus is None else chosen.corpus.read_text("utf-8")
+        except ValidationError as error:
+            fault = error.errors()[0]
+            field = ".".join(map(str, fault["loc"]))
+            raise RequestError(f"drafter {name}: {field}: {fault['msg']}", f"drafters.{name}.{field}") from None
+        except (OSError, ValueError) as error:
+            raise RequestError(f"drafter {name}: {error}", f"drafters.{name}") from None
+        return NgramDrafter(
+            name,
+            eos_ids=model.manifest.eos_ids,
+            longest=chosen.longest,
+            least=chosen.least,
+            most=chosen.most,
+            remember=chosen.remember,
+            corpus=None if text is None else model.tokenizer.encode(text),
+        )
+
+
+FACTORY = NgramFactory()
