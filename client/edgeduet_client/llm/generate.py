@@ -23,6 +23,7 @@ from edgeduet_client.llm.logprobs import TokenLogprob, token_logprob
 from edgeduet_client.llm.plan import SamplingPlan
 from edgeduet_client.llm.sampler_state import SamplerState, advance
 from edgeduet_client.llm.session import Forward, TargetSession, prefill_chunks
+from edgeduet_client.llm.speculation.stats import SpeculationStats
 from edgeduet_client.llm.text_stream import Release, TextStream
 
 Reason = Literal["stop", "length", "cancelled", "timeout"]
@@ -57,6 +58,7 @@ class Finished:
         gate_interventions: draws at which the confusion gate changed the distribution.
         seconds_prefill: from the start to the first distribution.
         seconds_decode: from there to the end.
+        speculation: what drafting and verifying did; ``None`` where nothing speculates.
     """
 
     reason: Reason
@@ -66,6 +68,7 @@ class Finished:
     gate_interventions: int
     seconds_prefill: float
     seconds_decode: float
+    speculation: SpeculationStats | None = None
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,11 @@ class Answer:
         self._invisible: list[Drawn] = []
         self._text = ""
         self._visible: list[Drawn] = []
+
+    @property
+    def left(self) -> int:
+        """Tokens that may still be drawn."""
+        return self._budget - len(self.ids)
 
     def commit(self, drawn: Drawn) -> Reason | None:
         """Take up one token; return why the answer ends with it, or ``None`` if it goes on."""
@@ -201,10 +209,14 @@ def draw_next(forward: Forward, generated: Sequence[int], sampling: Sampling) ->
     distribution = distributions[0]
     token = draw(distribution, sampling.rng)
     sampling.state = advance(states[0], sampling.plan, token, distribution)
-    logprob = None
-    if sampling.top_logprobs is not None:
-        logprob = token_logprob(forward.logits[0, : sampling.plan.vocab_size], token, sampling.top_logprobs)
-    return Drawn(token, distribution.gate_fired, logprob)
+    return Drawn(token, distribution.gate_fired, logprob_of(token, forward, 0, sampling))
+
+
+def logprob_of(token: int, forward: Forward, row: int, sampling: Sampling) -> TokenLogprob | None:
+    """Return what the request wants to know of ``token`` at a row; ``None`` where it wants nothing."""
+    if sampling.top_logprobs is None:
+        return None
+    return token_logprob(forward.logits[row, : sampling.plan.vocab_size], token, sampling.top_logprobs)
 
 
 def generate(

@@ -21,15 +21,21 @@ question is the distribution at temperature 1 after the hard constraints and the
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgeduet_client.llm import truncation
-from edgeduet_client.llm.distribution import Distribution
+from edgeduet_client.llm.distribution import CERTAIN, Distribution
+from edgeduet_client.llm.draw import draw
 from edgeduet_client.llm.plan import SamplingPlan
+from edgeduet_client.llm.sampler_state import SamplerState, advance
+from edgeduet_client.llm.speculation import verify
+from edgeduet_client.llm.speculation.draft import Draft
+from edgeduet_client.llm.speculation.positions import Emission, Positions
 
 EntropyMode = Literal["topk", "full-normalised"]
 
@@ -50,9 +56,7 @@ class FlyRule:
     entropy: EntropyMode = "topk"
     top_k: int = 3
 
-    def may_stand(
-        self, doubt: Distribution, proposed: int, *, position: int, length: int, vocabulary: int
-    ) -> bool:
+    def may_stand(self, doubt: Distribution, proposed: int, *, position: int, length: int, vocabulary: int) -> bool:
         """Return whether a mismatch could be kept, if the window behind it agrees: rules 1 and 2.
 
         Args:
@@ -82,3 +86,64 @@ def doubting_plan(plan: SamplingPlan) -> SamplingPlan:
         return plan
     request = plan.request.model_copy(update={"sampler": "temperature", "temperature": 1.0})
     return replace(plan, request=request, truncations=(truncation.possible,))
+
+
+@dataclass
+class _Pending:
+    """A mismatch that may stand, until its window is through."""
+
+    row: int
+    instead: Emission
+    held: list[Emission]
+    random: dict[str, Any]
+
+
+def verify_loosely(
+    positions: Positions,
+    draft: Draft,
+    plan: SamplingPlan,
+    state: SamplerState,
+    rng: np.random.Generator,
+    *,
+    rule: FlyRule,
+) -> Iterator[Emission]:
+    """Yield the tokens of one round as :func:`.verify.verify` does, but let mismatches stand that ``rule`` allows.
+
+    A rejected mismatch leaves ``rng`` as exact verification leaves it. A relaxed token's ``target`` is what its
+    position says, and at temperature 0, where that is another token for certain, a point mass at what was kept.
+    """
+    pending: _Pending | None = None
+    doubts = doubting_plan(plan)
+    for row, (proposed, law) in enumerate(zip(draft.tokens, draft.laws, strict=True)):
+        target = positions.target(row, plan, state)
+        verdict = verify.decide(target, proposed, law, rng)
+        after = advance(state, plan, verdict.token, target)
+        native = Emission(verdict.token, row, target, after, drafted=verdict.accepted)
+        ends = proposed in plan.eos_ids or verdict.token in plan.eos_ids
+        if pending is not None and (not verdict.accepted or ends):
+            # The window does not agree, or the text would end inside it.
+            rng.bit_generator.state = pending.random
+            yield pending.instead
+            return
+        if verdict.accepted:
+            state = after
+        else:
+            doubt = target if doubts is plan else positions.target(row, doubts, state)
+            stands = rule.may_stand(doubt, proposed, position=row + 1, length=len(draft), vocabulary=len(plan.all_ids))
+            if ends or not stands:
+                yield native
+                return
+            pending = _Pending(row, native, [], rng.bit_generator.state)
+            state = advance(state, plan, proposed, doubt)
+            kept = target if doubts is plan else Distribution(np.array([proposed]), CERTAIN)
+            native = Emission(proposed, row, kept, state, drafted=True, relaxed=True)
+        if pending is None:
+            yield native
+            continue
+        pending.held.append(native)
+        if row == pending.row + rule.window:
+            yield from pending.held
+            pending = None
+    target = positions.target(len(draft), plan, state)
+    token = draw(target, rng)
+    yield Emission(token, len(draft), target, advance(state, plan, token, target), drafted=False)

@@ -15,15 +15,46 @@ truncated or tempered again: its support lies inside that of p.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from edgeduet_client.llm.distribution import Distribution
 from edgeduet_client.llm.draw import draw
+from edgeduet_client.llm.plan import SamplingPlan
+from edgeduet_client.llm.sampler_state import SamplerState, advance
+from edgeduet_client.llm.speculation.draft import Draft
+from edgeduet_client.llm.speculation.positions import Emission, Positions
 
 _ROUNDING = 1e-12
 """A residual of less mass is the rounding of p = q, where exact arithmetic would have accepted."""
+
+
+def verify(
+    positions: Positions, draft: Draft, plan: SamplingPlan, state: SamplerState, rng: np.random.Generator
+) -> Iterator[Emission]:
+    """Yield the tokens of one round: accepted drafts, then the target's own; each when it is asked for.
+
+    Whoever stops asking (the text has ended) leaves the generator where plain decoding would have left it.
+
+    Args:
+        positions: the target's view of ``draft``.
+        draft: g >= 0 proposed tokens.
+        plan: the request's.
+        state: the sampler's, before the first position.
+        rng: the request's.
+    """
+    for row in range(len(draft) + 1):
+        target = positions.target(row, plan, state)
+        if row < len(draft):
+            verdict = decide(target, draft.tokens[row], draft.laws[row], rng)
+        else:
+            verdict = Verdict(draw(target, rng), False)
+        state = advance(state, plan, verdict.token, target)
+        yield Emission(verdict.token, row, target, state, drafted=verdict.accepted)
+        if not verdict.accepted:
+            return
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,158 @@
+"""Whether this machine computes a row alike, to the last bit, in steps of every size.
+
+Kernels for quantised weights often take another path for one row than for several, so plain decoding (one row a
+step) and verification (several) can differ without any fault in either. Exact mode pads plain steps to two rows;
+what is left to ask is whether two rows and 3, 4, ... rows agree on this processor, with this ONNX Runtime, these
+threads and these weights. It is asked by running the same tokens in steps of every size, at short and longer contexts,
+and comparing logits, hidden states and caches bit for bit; the answer is kept on disk.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import platformdirs
+
+from edgeduet_client.llm.kv_cache import KVCache
+from edgeduet_client.llm.session import TargetSession
+from edgeduet_shared.atomic_files import atomic_write_text
+
+CONTEXTS = (24, 150)
+"""Lengths at which it is asked: some kernels change their order of summation past 64 positions."""
+
+
+@dataclass(frozen=True)
+class Invariance:
+    """What was found.
+
+    Attributes:
+        holds: whether all rows agreed in steps of 2 to ``largest`` rows.
+        largest: rows of the largest step tried.
+        rows: compared in all.
+        differing: of them, those that were not equal.
+        flipped: of those, the ones whose best token differs.
+    """
+
+    holds: bool
+    largest: int
+    rows: int
+    differing: int
+    flipped: int
+
+    def sentence(self) -> str:
+        """Say it in words."""
+        if self.holds:
+            return f"rows are computed alike in steps of 2 to {self.largest} rows ({self.rows} compared)"
+        return (
+            f"rows are NOT computed alike in steps of 2 to {self.largest} rows on this machine: {self.differing} of "
+            f"{self.rows} differ, {self.flipped} in their best token; exact mode cannot promise plain decoding's text"
+        )
+
+
+def measure_invariance(session: TargetSession, vocabulary: int, largest: int) -> Invariance:
+    """Compare steps of 3 to ``largest`` rows with steps of two.
+
+    Args:
+        session: of the model.
+        vocabulary: tokens that exist.
+        largest: rows of the largest step that decoding will take.
+    """
+    rows = differing = flipped = 0
+    for context in CONTEXTS:
+        count = 2 * largest
+        if context + count > session.cache_shape.limit:
+            continue
+        tokens = np.random.default_rng(context).integers(0, vocabulary, context + count).tolist()
+        prefix, block = tokens[:context], tokens[context:]
+        # Two rows a step, the second of which is dropped: as exact mode's plain steps.
+        reference, reference_cache = _in_steps(session, prefix, block, size=2, kept=1)
+        for size in range(2, largest + 1):
+            found, cache = _in_steps(session, prefix, block, size=size, kept=size)
+            unequal = (found != reference).any(axis=1) | _cache_differs(cache, reference_cache, context)
+            rows += len(unequal)
+            differing += int(unequal.sum())
+            logits, expected = found[:, : session.vocab_width], reference[:, : session.vocab_width]
+            flipped += int((logits.argmax(axis=1) != expected.argmax(axis=1)).sum())
+    return Invariance(differing == 0, largest, rows, differing, flipped)
+
+
+def cached_invariance(
+    session: TargetSession, vocabulary: int, largest: int, *, weights_sha256: str, folder: Path | None = None
+) -> Invariance:
+    """As :func:`measure_invariance`, asked once for model, machine, threads and ONNX Runtime.
+
+    Args:
+        weights_sha256: of the model.
+        folder: where answers are kept; default: the user's cache folder.
+    """
+    import onnxruntime
+
+    asked = {
+        "weights": weights_sha256,
+        "machine": _processor(),
+        "onnxruntime": onnxruntime.__version__,
+        "threads": session.threads,
+        "largest": largest,
+        "contexts": list(CONTEXTS),
+    }
+    key = sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:24]
+    path = (folder or Path(platformdirs.user_cache_dir("edgeduet"))) / "invariance" / f"{key}.json"
+    try:
+        kept = json.loads(path.read_text("utf-8"))
+        if kept["asked"] == asked:
+            return Invariance(**kept["found"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # never asked, or the file is not ours: ask
+    found = measure_invariance(session, vocabulary, largest)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write_text(path, json.dumps({"asked": asked, "found": asdict(found)}, indent=1))
+    return found
+
+
+def _in_steps(
+    session: TargetSession, prefix: Sequence[int], block: Sequence[int], *, size: int, kept: int
+) -> tuple[np.ndarray, KVCache]:
+    """Read ``prefix``, then ``block`` in steps of ``size`` rows of which ``kept`` are kept.
+
+    The last step is filled up with a token that is dropped again.
+
+    Returns:
+        (len(block), V + H) logits and hidden states side by side, and the cache.
+    """
+    cache = session.new_cache()
+    session.prefill(prefix, cache, rows=())
+    found = []
+    for place in range(0, len(block), kept):
+        taken = list(block[place : place + kept])
+        step = taken + [taken[-1]] * (size - len(taken))
+        outcome = session.forward(step, cache, rows=tuple(range(size)), hidden=True)
+        assert outcome.hidden is not None
+        found.append(np.concatenate([outcome.logits, outcome.hidden], axis=1)[: len(taken)])
+        cache.crop(len(prefix) + place + len(taken))
+    return np.concatenate(found), cache
+
+
+def _cache_differs(cache: KVCache, reference: KVCache, start: int) -> np.ndarray:
+    """Return, per position from ``start`` on, whether any key or value differs."""
+    differs = np.zeros(reference.length - start, np.bool_)
+    for ours, theirs in zip(cache.buffers, reference.buffers, strict=True):
+        span = slice(start, reference.length)
+        differs |= (ours[:, :, span] != theirs[:, :, span]).any(axis=(0, 1, 3))
+    return differs
+
+
+def _processor() -> str:
+    """Name the processor: kernels are chosen by what it can do."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+        model = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        model = platform.processor()
+    return f"{platform.system()} {platform.machine()} {model} x{os.cpu_count()}"
