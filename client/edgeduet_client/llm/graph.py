@@ -70,9 +70,16 @@ class Weights(Protocol):
 
 
 class _GraphWriter:
-    """Collects nodes; sends large initialisers to the weights file at once."""
+    """Collects nodes; sends large initialisers to the weights file at once.
 
-    def __init__(self, weights_file: Path) -> None:
+    Attributes:
+        flat: rows of activations are ``(S, K)``, as ``Gemm`` needs them, instead of ``(1, S, K)``, as attention does.
+            Each change between the two is one more node, and 60 of them take 2 % of a small model's step: a graph
+            is flat if its products are ``Gemm``.
+    """
+
+    def __init__(self, weights_file: Path, *, flat: bool) -> None:
+        self.flat = flat
         self.nodes: list[onnx.NodeProto] = []
         self.initialisers: list[onnx.TensorProto] = []
         self._known: set[str] = set()
@@ -153,7 +160,7 @@ def build_graph(architecture: Architecture, weights: Weights, folder: Path, prog
     Returns:
         The path of the graph.
     """
-    writer = _GraphWriter(folder / WEIGHTS_FILE)
+    writer = _GraphWriter(folder / WEIGHTS_FILE, flat=_has_gemm(_matrix(architecture, weights, "blocks.0.o")))
     try:
         _write_model(writer, architecture, weights, progress or (lambda done, total: None))
     finally:
@@ -225,23 +232,28 @@ def _write_model(writer: _GraphWriter, arch: Architecture, weights: Weights, pro
         else:
             stream = writer.node("Add", [mapped, stream], "stream.last")
         progress(layer + 1, arch.layers + 1)
-    asked = writer.node("Gather", [stream, "rows"], "stream.rows", axis=0)
+    asked = writer.node("Gather", [stream, "rows"], "stream.rows", axis=0 if writer.flat else 1)
+    if not writer.flat:
+        asked = _flatten(writer, asked)
     hidden = _norm(writer, arch, weights, asked, "final_norm", output="hidden")
     if arch.tied_head:
-        _product(writer, table, hidden, "embedding", output="logits")
+        _flat_product(writer, table, hidden, "embedding", output="logits")
     else:
-        _product(writer, _matrix(arch, weights, "head"), hidden, "head", output="logits")
+        _flat_product(writer, _matrix(arch, weights, "head"), hidden, "head", output="logits")
     progress(arch.layers + 1, arch.layers + 1)
 
 
 def _embed(writer: _GraphWriter, arch: Architecture, table: AnyMatrix) -> str:
-    """Token ids to the residual stream ``(S, H)``."""
-    ids = writer.node("Squeeze", ["input_ids", writer.constant("axis.0", np.array([0]))], "ids")
+    """Token ids to the residual stream ``(S, H)`` or ``(1, S, H)``."""
     if isinstance(table, DenseMatrix):
         stored = writer.weight("embedding", table.values_NK)
+        ids = _flatten(writer, "input_ids") if writer.flat else "input_ids"
         stream = writer.node("Gather", [stored, ids], "embedded", axis=0)
+    elif table.offsets_NB is not None:
+        stream = _embed_blocks(writer, table, _flatten(writer, "input_ids"))
+        stream = stream if writer.flat else _lift(writer, stream)
     else:
-        stream = _embed_blocks(writer, table, ids)
+        stream = _embed_blocks(writer, table, _flatten(writer, "input_ids") if writer.flat else "input_ids")
     if arch.embedding_scale == 1.0:
         return stream
     scale = writer.constant("embedding.scale", np.array(arch.embedding_scale, np.float32))
@@ -271,7 +283,7 @@ def _embed_blocks(writer: _GraphWriter, table: BlockMatrix, ids: str) -> str:
     )
     if blocks * table.block > inputs:
         ends = [writer.constant(f"embedding.{name}", np.array([at])) for name, at in (("first", 0), ("end", inputs))]
-        stream = writer.node("Slice", [stream, *ends, writer.constant("axis.1", np.array([1]))], "embedded.inputs")
+        stream = writer.node("Slice", [stream, *ends, writer.constant("axis.last", np.array([-1]))], "embedded.inputs")
     if offsets is None:
         return stream
     # (S, B) offsets, one per block, onto (S, B, block).
@@ -346,9 +358,10 @@ def _attention(writer: _GraphWriter, arch: Architecture, weights: Weights, x: st
         do_rotary=1,
         local_window_size=-1 if window is None else window,
     )
-    flat = writer.node("Squeeze", [attended, writer.constant("axis.0", np.array([0]))], f"{block}.attended.flat")
+    if writer.flat:
+        attended = _flatten(writer, attended)
     matrix, bias = _matrix(arch, weights, f"{block}.o"), weights.vector(f"{block}.o.bias")
-    return _product(writer, matrix, flat, f"{block}.o", bias=bias)
+    return _product(writer, matrix, attended, f"{block}.o", bias=bias)
 
 
 def _rope_tables(writer: _GraphWriter, arch: Architecture, rope: Rope) -> tuple[str, str]:
@@ -367,24 +380,33 @@ def _queries_keys_values(
     """Project to queries, keys and values ``(1, S, heads * head_dim)``; all in one where the kernel takes that."""
     names = [f"{block}.{part}" for part in "qkv"]
     parts = _products(writer, arch, weights, x, names, f"{block}.qkv", keep_whole=not arch.query_key_norms)
-    if len(parts) == 1:
-        return _lift(writer, parts[0]), "", ""
-    queries, keys, values = parts
     if arch.query_key_norms:
-        queries = _head_norm(writer, arch, weights, queries, f"{block}.q_norm", arch.query_heads)
-        keys = _head_norm(writer, arch, weights, keys, f"{block}.k_norm", arch.kv_heads)
-        return queries, keys, _lift(writer, values)
-    return _lift(writer, queries), _lift(writer, keys), _lift(writer, values)
+        parts[0] = _head_norm(writer, arch, weights, parts[0], f"{block}.q_norm", arch.query_heads)
+        parts[1] = _head_norm(writer, arch, weights, parts[1], f"{block}.k_norm", arch.kv_heads)
+    if writer.flat:
+        parts = [_lift(writer, part) for part in parts]
+    queries, keys, values = parts if len(parts) > 1 else (parts[0], "", "")
+    return queries, keys, values
 
 
 def _lift(writer: _GraphWriter, x: str) -> str:
+    """``(S, K)`` as ``(1, S, K)``."""
     return writer.node("Unsqueeze", [x, writer.constant("axis.0", np.array([0]))], f"{x}.lifted")
 
 
+def _flatten(writer: _GraphWriter, x: str) -> str:
+    """``(1, S, K)`` as ``(S, K)``; once, however often it is asked for."""
+    output = f"{x}.flat"
+    if not writer.computes(output):
+        writer.node("Squeeze", [x, writer.constant("axis.0", np.array([0]))], output)
+    return output
+
+
 def _head_norm(writer: _GraphWriter, arch: Architecture, weights: Weights, x: str, name: str, heads: int) -> str:
-    """Norm every head of ``(S, heads * head_dim)`` by itself; returns ``(1, S, heads * head_dim)``."""
+    """Norm every head of ``(..., S, heads * head_dim)`` by itself."""
     split = writer.constant(f"heads.{heads}", np.array([-1, heads, arch.head_dim]))
-    joined = writer.constant(f"joined.{heads}", np.array([1, -1, heads * arch.head_dim]))
+    batch = [] if writer.flat else [1]
+    joined = writer.constant(f"joined.{heads}", np.array([*batch, -1, heads * arch.head_dim]))
     normed = _norm(writer, arch, weights, writer.node("Reshape", [x, split], f"{name}.split"), name)
     return writer.node("Reshape", [normed, joined], f"{name}.joined")
 
@@ -438,7 +460,7 @@ def _products(
         return [whole]
     outputs = [f"{name}.cut" for name in names]
     sizes = writer.constant(f"cut.{'.'.join(map(str, widths))}", np.array(widths, np.int64))
-    writer.node("Split", [whole, sizes], f"{together}.cut", outputs, axis=1)
+    writer.node("Split", [whole, sizes], f"{together}.cut", outputs, axis=-1)
     return outputs
 
 
@@ -457,10 +479,22 @@ def _matrix(arch: Architecture, weights: Weights, name: str) -> AnyMatrix:
     return matrix
 
 
-def _product(
+def _has_gemm(matrix: AnyMatrix) -> bool:
+    """Whether a product with this matrix is a ``Gemm``, or has one as its second part."""
+    return isinstance(matrix, DenseMatrix) or matrix.offsets_NB is not None
+
+
+def _product(writer: _GraphWriter, matrix: AnyMatrix, x: str, name: str, *, bias: np.ndarray | None = None) -> str:
+    """``x @ matrix.T + bias``, in the form the graph has its activations in."""
+    if writer.flat or not _has_gemm(matrix):
+        return _flat_product(writer, matrix, x, name, bias=bias)
+    return _lift(writer, _flat_product(writer, matrix, _flatten(writer, x), name, bias=bias))
+
+
+def _flat_product(
     writer: _GraphWriter, matrix: AnyMatrix, x: str, name: str, *, bias: np.ndarray | None = None, output: str = ""
 ) -> str:
-    """``x @ matrix.T + bias`` for ``x`` of shape ``(rows, K)``; returns ``(rows, N)``."""
+    """``x @ matrix.T + bias`` for ``x`` of shape ``(rows, K)``, or any other without a ``Gemm``."""
     output = output or f"{name}.out"
     if isinstance(matrix, DenseMatrix):
         inputs = [x, writer.weight(name, matrix.values_NK)]

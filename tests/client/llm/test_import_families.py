@@ -179,7 +179,8 @@ def test_quantised_the_model_stays_recognisable(
     # 48 = 3 * 16: blocks of 16 have twice the scales, and little is gained.
     if pair.source.name != "llama-48-wide":
         assert folder.manifest.bits_per_weight < bits
-        assert folder.manifest.memory_weights < 0.7 * pair.folder.manifest.memory_weights
+        # Every matrix begins on a page, which is much for matrices this small.
+        assert folder.manifest.memory_weights < 0.75 * pair.folder.manifest.memory_weights
     session = TargetSession(folder.graph, context_length=256)
     ids = _ids(60, seed=5)
     logits, _ = pair.torch_rows(ids)
