@@ -117,7 +117,8 @@ def options_from_command_line(
 
     Args:
         mode: of ``--speculate``: ``exact``, ``fast`` or ``off``.
-        drafters: of ``--drafter``: ``KIND``, ``NAME=KIND`` or either with ``:KEY=VALUE,KEY=VALUE`` behind it.
+        drafters: of ``--drafter``: ``KIND``, ``NAME=KIND`` or either with ``:KEY=VALUE,KEY=VALUE`` behind it; a
+            single ``none``: no drafter at all.
         selector: of ``--selector``.
         pairs: of ``--speculation``: ``KEY=VALUE`` for every other option; ``fly.KEY=VALUE`` for those of fly.
 
@@ -132,7 +133,7 @@ def options_from_command_line(
         return None
     values: dict[str, Any] = {"mode": mode}
     if drafters:
-        values["drafters"] = [_drafter_from(text) for text in drafters]
+        values["drafters"] = [] if list(drafters) == ["none"] else [_drafter_from(text) for text in drafters]
     if selector is not None:
         values["selector"] = selector
     for pair in pairs:
