@@ -19,6 +19,7 @@ from edgeduet_client.llm.local_model import LocalModel
 from edgeduet_client.llm.model_folder import ModelFolder
 from edgeduet_client.llm.request import GenerationRequest, request_with_defaults
 from edgeduet_client.llm.settings import usable_defaults
+from edgeduet_client.llm.speculation.options import SpeculationOptions
 
 _HELP = """\
 /reset          forget the conversation
@@ -34,6 +35,7 @@ def run_chat(
     system: str | None = None,
     root: Path | None = None,
     threads: int | None = None,
+    speculation: SpeculationOptions | None = None,
 ) -> None:
     """Answer every line of standard input until it ends or says /exit.
 
@@ -42,7 +44,7 @@ def run_chat(
         RequestError: the model has no chat template, or (not on a terminal) a message cannot be answered.
     """
     folder = ModelFolder.open(model, root)
-    local = LocalModel.open(folder, threads=threads)
+    local = LocalModel.open(folder, threads=threads, speculation=speculation)
     limit = local.session.cache_shape.limit
     given = {"max_tokens": min(_LONGEST_ANSWER, max(1, limit // 4)), **settings}
     request = request_with_defaults(given, usable_defaults(folder.generation_defaults()))
@@ -62,6 +64,7 @@ class _Chat:
         self._system = system
         self._terminal = terminal
         self._conversation = Conversation(model, system=system)
+        self._told: set[str] = set()
 
     def take(self, line: str) -> bool:
         """Act on one line; return whether to go on."""
@@ -110,6 +113,11 @@ class _Chat:
             print(f"(the oldest {self._conversation.left_out} messages no longer fit)", file=sys.stderr)
         if self._terminal and finished.reason != "stop":
             print(f"({finished.reason})", file=sys.stderr)
+        for line in finished.speculation.messages() if finished.speculation is not None else ():
+            # Once is enough: the numbers in it change with every answer, its beginning does not.
+            if line.partition(":")[0] not in self._told:
+                self._told.add(line.partition(":")[0])
+                print(f"({line})", file=sys.stderr)
         if finished.reason == "cancelled" and not self._terminal:
             raise KeyboardInterrupt
 

@@ -61,6 +61,37 @@ SetOption = Annotated[
         show_default=False,
     ),
 ]
+SpeculateOption = Annotated[
+    str | None,
+    typer.Option(
+        "--speculate",
+        metavar="fast|exact|off",
+        help="Draft and verify, for speed; exact: kernels round as in plain decoding.  [default: off]",
+    ),
+]
+DrafterOption = Annotated[
+    list[str],
+    typer.Option(
+        "--drafter",
+        metavar="[NAME=]KIND[:KEY=VALUE,...]",
+        help="ngram, recurrent, model, truncated, ...; repeatable; none = no drafter.  "
+        "[default: ngram and those of the model's folder]",
+        show_default=False,
+    ),
+]
+SelectorOption = Annotated[
+    str | None,
+    typer.Option("--selector", help="Rule that picks drafter and length: ratio, fixed, ...  [default: ratio]"),
+]
+SpeculationOption = Annotated[
+    list[str],
+    typer.Option(
+        "--speculation",
+        metavar="KEY=VALUE",
+        help="Any other option of speculation (lengths=[2,4], verify=fly, trace=FILE); repeatable.",
+        show_default=False,
+    ),
+]
 
 
 @contextmanager

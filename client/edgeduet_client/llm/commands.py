@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from edgeduet_client.llm.command_line import (
+    DrafterOption,
     GateOption,
     JsonOption,
     MaxTokensOption,
@@ -17,7 +18,10 @@ from edgeduet_client.llm.command_line import (
     QuietOption,
     SamplerOption,
     SeedOption,
+    SelectorOption,
     SetOption,
+    SpeculateOption,
+    SpeculationOption,
     TemperatureOption,
     ThreadsOption,
     complete_model,
@@ -187,6 +191,10 @@ def generate(
     seed: SeedOption = None,
     gate: GateOption = "auto",
     set_: SetOption = [],  # noqa: B006 - typer needs a list and copies it
+    speculate: SpeculateOption = None,
+    drafter: DrafterOption = [],  # noqa: B006 - typer needs a list and copies it
+    selector: SelectorOption = None,
+    speculation: SpeculationOption = [],  # noqa: B006
     threads: ThreadsOption = None,
     models: ModelsOption = None,
     json: JsonOption = False,
@@ -199,9 +207,11 @@ def generate(
     * `edgeduet-client llm generate smollm2-135m --chat "What is a lighthouse?" --seed 1`
     * `git diff | edgeduet-client llm generate assistant - --system "Write a commit message."`
     * `edgeduet-client llm generate assistant --chat "A person, as JSON" --set 'json_schema={"type":"object"}' --json`
+    * `edgeduet-client llm generate assistant - --speculate fast --drafter ngram < report.txt`
     """
     from edgeduet_client.llm.settings import settings_from
     from edgeduet_client.llm.single_answer import answer_once
+    from edgeduet_client.llm.speculation.options import options_from_command_line
 
     settings = settings_from(
         set_, sampler=sampler, temperature=temperature, max_tokens=max_tokens, seed=seed, gate=gate
@@ -216,11 +226,14 @@ def generate(
         root=models,
         threads=threads,
         show=None if json else print_piece,
+        speculation=options_from_command_line(speculate, drafter, selector, speculation),
     )
     if json:
         print_json(result)
     else:
         typer.echo()
+        for line in result.get("speculation_messages", ()):
+            typer.echo(line, err=True)
     if result["finish"] == "cancelled":
         raise typer.Exit(130)
 
@@ -235,6 +248,10 @@ def chat(
     seed: SeedOption = None,
     gate: GateOption = "auto",
     set_: SetOption = [],  # noqa: B006 - typer needs a list and copies it
+    speculate: SpeculateOption = None,
+    drafter: DrafterOption = [],  # noqa: B006 - typer needs a list and copies it
+    selector: SelectorOption = None,
+    speculation: SpeculationOption = [],  # noqa: B006
     threads: ThreadsOption = None,
     models: ModelsOption = None,
 ) -> None:
@@ -250,11 +267,13 @@ def chat(
     """
     from edgeduet_client.llm.chat_terminal import run_chat
     from edgeduet_client.llm.settings import settings_from
+    from edgeduet_client.llm.speculation.options import options_from_command_line
 
     settings = settings_from(
         set_, sampler=sampler, temperature=temperature, max_tokens=max_tokens, seed=seed, gate=gate
     )
-    run_chat(model, settings, system=system, root=models, threads=threads)
+    speculating = options_from_command_line(speculate, drafter, selector, speculation)
+    run_chat(model, settings, system=system, root=models, threads=threads, speculation=speculating)
 
 
 @llm_app.command()
@@ -295,6 +314,10 @@ def serve(
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds from a request's arrival to its last token.")] = 600,
     drain: Annotated[float, typer.Option(min=0, help="Seconds that accepted requests have left after SIGTERM.")] = 30,
     cache_mb: Annotated[int, typer.Option(min=0, help="MB of caches kept per model for going on with a chat.")] = 256,
+    speculate: SpeculateOption = None,
+    drafter: DrafterOption = [],  # noqa: B006 - typer needs a list and copies it
+    selector: SelectorOption = None,
+    speculation: SpeculationOption = [],  # noqa: B006
     threads: ThreadsOption = None,
     models: ModelsOption = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log every request (never its text).")] = False,
@@ -311,6 +334,7 @@ def serve(
     """
     from edgeduet_client.llm.serving.limits import ServingLimits
     from edgeduet_client.llm.serving.start import serve_models
+    from edgeduet_client.llm.speculation.options import options_from_command_line
 
     limits = ServingLimits(
         queue=queue,
@@ -334,6 +358,7 @@ def serve(
         key=key,
         root=models,
         threads=threads,
+        speculation=options_from_command_line(speculate, drafter, selector, speculation),
         verbose=verbose,
     )
     raise typer.Exit(code)
@@ -349,6 +374,10 @@ def bench(
     temperature: TemperatureOption = None,
     gate: GateOption = "auto",
     set_: SetOption = [],  # noqa: B006 - typer needs a list and copies it
+    speculate: SpeculateOption = None,
+    drafter: DrafterOption = [],  # noqa: B006 - typer needs a list and copies it
+    selector: SelectorOption = None,
+    speculation: SpeculationOption = [],  # noqa: B006
     threads: ThreadsOption = None,
     models: ModelsOption = None,
     json: JsonOption = False,

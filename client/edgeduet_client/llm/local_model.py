@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgeduet_client.llm.chat_template import ChatTemplate
 from edgeduet_client.llm.context_limit import fit_prompt
@@ -24,6 +25,10 @@ from edgeduet_client.llm.sampler_state import initial_state
 from edgeduet_client.llm.session import TargetSession
 from edgeduet_client.llm.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from edgeduet_client.llm.speculation.options import SpeculationOptions
+    from edgeduet_client.llm.speculation.speculator import Speculator
+
 
 @dataclass(frozen=True)
 class LocalModel:
@@ -32,6 +37,7 @@ class LocalModel:
     Attributes:
         gate: the language confusion gate, or ``None`` where none was trained.
         families: token families of the gate; (V,) uint8.
+        speculator: drafters and what selects among them, or ``None`` where every token takes a step of its own.
     """
 
     manifest: Manifest
@@ -40,6 +46,7 @@ class LocalModel:
     vocabulary: Vocabulary
     gate: Gate | None = None
     families: FamilyTable | None = None
+    speculator: Speculator | None = None
 
     @classmethod
     def open(
@@ -48,6 +55,7 @@ class LocalModel:
         root: Path | None = None,
         *,
         threads: int | None = None,
+        speculation: SpeculationOptions | None = None,
     ) -> LocalModel:
         """Load a model.
 
@@ -55,10 +63,13 @@ class LocalModel:
             name_or_path: an imported model's name, a path, or an open folder.
             root: where models lie.
             threads: cores a step may use; see :class:`TargetSession`.
+            speculation: draft and verify; ``None``: do not. The first time on a machine this measures what steps
+                and drafters cost, which takes some seconds.
 
         Raises:
-            ModelError: the folder, one of its files or a library cannot be used, or the machine has too little
-                memory for it; one line that says which.
+            ModelError: the folder, one of its files, a drafter or a library cannot be used, or the machine has too
+                little memory for it; one line that says which.
+            RequestError: ``speculation`` names something that does not exist.
         """
         folder = name_or_path if isinstance(name_or_path, ModelFolder) else ModelFolder.open(name_or_path, root)
         manifest = folder.manifest
@@ -67,7 +78,7 @@ class LocalModel:
         tokenizer = Tokenizer(tokenizer_json, name=manifest.name, bos_id=manifest.bos_id, add_bos=manifest.add_bos)
         tokenizer.template = ChatTemplate.read(folder.file(CHAT_TEMPLATE), special_tokens=_names(manifest, tokenizer))
         gate = Gate.of_model(folder)
-        return cls(
+        model = cls(
             manifest=manifest,
             session=TargetSession(folder.graph, context_length=manifest.context_length, threads=threads),
             tokenizer=tokenizer,
@@ -81,6 +92,16 @@ class LocalModel:
             gate=gate,
             families=family_table(tokenizer_json, manifest.vocab_width, cache=folder.file(FAMILIES)) if gate else None,
         )
+        if speculation is None:
+            return model
+        from edgeduet_client.llm.speculation.speculator import Speculator
+
+        return replace(model, speculator=Speculator.open(model, speculation))
+
+    @property
+    def speculates(self) -> str:
+        """Whether and how: empty, ``exact``, ``fast``, or either with ``lossy (fly)`` behind it."""
+        return "" if self.speculator is None else self.speculator.name
 
     def new_cache(self) -> KVCache:
         """Return an empty cache for one sequence."""
@@ -122,7 +143,8 @@ class LocalModel:
         plan = make_plan(request, self.vocabulary, families=self.families, gate=self.gate, prompt_ids=prompt)
         # A text begins after a special token; after anything else the answer goes on in one.
         stream = self.tokenizer.stream(request.stop, starts_text=prompt[-1] in self.tokenizer.special_ids)
-        return generate(
+        decode = generate if self.speculator is None else self.speculator.generate
+        return decode(
             self.session,
             cache if cache is not None else self.new_cache(),
             prompt,

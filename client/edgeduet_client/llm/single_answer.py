@@ -12,6 +12,8 @@ from edgeduet_client.llm.local_model import LocalModel
 from edgeduet_client.llm.model_folder import ModelFolder
 from edgeduet_client.llm.request import request_with_defaults
 from edgeduet_client.llm.settings import usable_defaults, with_budget
+from edgeduet_client.llm.speculation.options import SpeculationOptions
+from edgeduet_client.llm.speculation.stats import SpeculationStats
 
 DEFAULT_TOKENS = 512
 
@@ -26,6 +28,7 @@ def answer_once(
     root: Path | None = None,
     threads: int | None = None,
     show: Callable[[str], None] | None = None,
+    speculation: SpeculationOptions | None = None,
 ) -> dict[str, Any]:
     """Generate and return the answer with its numbers.
 
@@ -36,13 +39,14 @@ def answer_once(
         chat: whether ``text`` is a message.
         system: system message of the chat.
         show: told each piece as it comes.
+        speculation: how to draft and verify; ``None``: not at all.
 
     Raises:
         ModelError: the model cannot be loaded.
         RequestError: the request cannot be honoured.
     """
     folder = ModelFolder.open(model, root)
-    local = LocalModel.open(folder, threads=threads)
+    local = LocalModel.open(folder, threads=threads, speculation=speculation)
     if chat:
         opening = [] if system is None else [{"role": "system", "content": system}]
         prompt = local.tokenizer.encode_chat([*opening, {"role": "user", "content": text}])
@@ -75,4 +79,11 @@ def answer_once(
         "seconds_prefill": round(finished.seconds_prefill, 6),
         "seconds_decode": round(finished.seconds_decode, 6),
         **({"logprobs": logprobs} if request.logprobs is not None else {}),
+        **_speculation(finished.speculation),
     }
+
+
+def _speculation(stats: SpeculationStats | None) -> dict[str, Any]:
+    if stats is None:
+        return {}
+    return {"speculation": stats.as_json(), "speculation_messages": stats.messages()}

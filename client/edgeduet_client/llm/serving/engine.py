@@ -115,6 +115,7 @@ class Engine:
             "licence": manifest.licence,
             "chat": self.model.tokenizer.template is not None,
             "gate": self.model.gate is not None,
+            "speculation": self.model.speculates,
         }
 
     def admit_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
@@ -323,6 +324,10 @@ class _Generation(_Asked):
         for key in ("prompt_tokens", "completion_tokens", "seconds_decode"):
             self.numbers[key] = round(self.numbers.get(key, 0) + getattr(finished, key), 4)
         metrics.gate_interventions.labels(name).inc(finished.gate_interventions)
+        if (drafts := finished.speculation) is not None:
+            metrics.draft_tokens.labels(name, "accepted").inc(drafts.accepted)
+            metrics.draft_tokens.labels(name, "rejected").inc(drafts.evaluated - drafts.accepted)
+            metrics.draft_tokens.labels(name, "unseen").inc(drafts.proposed - drafts.evaluated)
         if finished.seconds_decode > 0:
             metrics.tokens_per_second.labels(name).observe(finished.completion_tokens / finished.seconds_decode)
 

@@ -34,6 +34,7 @@ from edgeduet_shared.errors import EdgeDuetError, nearest
 if TYPE_CHECKING:
     from edgeduet_client.llm.logprobs import TokenLogprob
     from edgeduet_client.llm.serving.server import Certificate
+    from edgeduet_client.llm.speculation.stats import SpeculationStats
     from edgeduet_client.llm.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -232,9 +233,47 @@ def _reply(event: Event, tokenizer: Tokenizer) -> llm_pb2.GenerateReply | None:
             gate_interventions=done.gate_interventions,
             seconds_prefill=done.seconds_prefill,
             seconds_decode=done.seconds_decode,
+            speculation=None if done.speculation is None else _speculation(done.speculation),
         )
         return llm_pb2.GenerateReply(choice=event.choice, finished=finished)
     return None
+
+
+def _speculation(stats: SpeculationStats) -> llm_pb2.Speculation:
+    arms = [
+        llm_pb2.SpeculationArm(
+            drafter=arm.drafter or "",
+            length=arm.length,
+            rounds=arm.rounds,
+            proposed=arm.proposed,
+            evaluated=arm.evaluated,
+            accepted=arm.accepted,
+            emitted=arm.emitted,
+            seconds=dict(arm.seconds),
+        )
+        for arm in stats.arms
+    ]
+    message = llm_pb2.Speculation(
+        mode=stats.mode,
+        verify=stats.verify,
+        lossy=stats.lossy,
+        rounds=stats.rounds,
+        proposed=stats.proposed,
+        evaluated=stats.evaluated,
+        accepted=stats.accepted,
+        emitted=stats.emitted,
+        discarded=stats.discarded,
+        relaxed=stats.relaxed,
+        switches=stats.switches,
+        evaluation_share=stats.evaluation_share,
+        arms=arms,
+        unused=dict(stats.unused),
+        failed=dict(stats.failed),
+        notes=stats.notes,
+    )
+    if stats.invariant is not None:
+        message.row_invariant = stats.invariant
+    return message
 
 
 def _logprob(entry: TokenLogprob, tokenizer: Tokenizer) -> llm_pb2.TokenLogprob:

@@ -149,7 +149,7 @@ class TopLogprob(_message.Message):
     def __init__(self, id: _Optional[int] = ..., token: _Optional[bytes] = ..., logprob: _Optional[float] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("reason", "prompt_tokens", "completion_tokens", "cached_tokens", "gate_interventions", "seconds_prefill", "seconds_decode")
+    __slots__ = ("reason", "prompt_tokens", "completion_tokens", "cached_tokens", "gate_interventions", "seconds_prefill", "seconds_decode", "speculation")
     class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         REASON_UNSPECIFIED: _ClassVar[Finished.Reason]
@@ -169,6 +169,7 @@ class Finished(_message.Message):
     GATE_INTERVENTIONS_FIELD_NUMBER: _ClassVar[int]
     SECONDS_PREFILL_FIELD_NUMBER: _ClassVar[int]
     SECONDS_DECODE_FIELD_NUMBER: _ClassVar[int]
+    SPECULATION_FIELD_NUMBER: _ClassVar[int]
     reason: Finished.Reason
     prompt_tokens: int
     completion_tokens: int
@@ -176,7 +177,87 @@ class Finished(_message.Message):
     gate_interventions: int
     seconds_prefill: float
     seconds_decode: float
-    def __init__(self, reason: _Optional[_Union[Finished.Reason, str]] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., gate_interventions: _Optional[int] = ..., seconds_prefill: _Optional[float] = ..., seconds_decode: _Optional[float] = ...) -> None: ...
+    speculation: Speculation
+    def __init__(self, reason: _Optional[_Union[Finished.Reason, str]] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., gate_interventions: _Optional[int] = ..., seconds_prefill: _Optional[float] = ..., seconds_decode: _Optional[float] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ...) -> None: ...
+
+class Speculation(_message.Message):
+    __slots__ = ("mode", "verify", "lossy", "row_invariant", "rounds", "proposed", "evaluated", "accepted", "emitted", "discarded", "relaxed", "switches", "evaluation_share", "arms", "unused", "failed", "notes")
+    class UnusedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class FailedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    VERIFY_FIELD_NUMBER: _ClassVar[int]
+    LOSSY_FIELD_NUMBER: _ClassVar[int]
+    ROW_INVARIANT_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    PROPOSED_FIELD_NUMBER: _ClassVar[int]
+    EVALUATED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    EMITTED_FIELD_NUMBER: _ClassVar[int]
+    DISCARDED_FIELD_NUMBER: _ClassVar[int]
+    RELAXED_FIELD_NUMBER: _ClassVar[int]
+    SWITCHES_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_SHARE_FIELD_NUMBER: _ClassVar[int]
+    ARMS_FIELD_NUMBER: _ClassVar[int]
+    UNUSED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
+    mode: str
+    verify: str
+    lossy: bool
+    row_invariant: bool
+    rounds: int
+    proposed: int
+    evaluated: int
+    accepted: int
+    emitted: int
+    discarded: int
+    relaxed: int
+    switches: int
+    evaluation_share: float
+    arms: _containers.RepeatedCompositeFieldContainer[SpeculationArm]
+    unused: _containers.ScalarMap[str, str]
+    failed: _containers.ScalarMap[str, str]
+    notes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, mode: _Optional[str] = ..., verify: _Optional[str] = ..., lossy: bool = ..., row_invariant: bool = ..., rounds: _Optional[int] = ..., proposed: _Optional[int] = ..., evaluated: _Optional[int] = ..., accepted: _Optional[int] = ..., emitted: _Optional[int] = ..., discarded: _Optional[int] = ..., relaxed: _Optional[int] = ..., switches: _Optional[int] = ..., evaluation_share: _Optional[float] = ..., arms: _Optional[_Iterable[_Union[SpeculationArm, _Mapping]]] = ..., unused: _Optional[_Mapping[str, str]] = ..., failed: _Optional[_Mapping[str, str]] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class SpeculationArm(_message.Message):
+    __slots__ = ("drafter", "length", "rounds", "proposed", "evaluated", "accepted", "emitted", "seconds")
+    class SecondsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    PROPOSED_FIELD_NUMBER: _ClassVar[int]
+    EVALUATED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    EMITTED_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    drafter: str
+    length: int
+    rounds: int
+    proposed: int
+    evaluated: int
+    accepted: int
+    emitted: int
+    seconds: _containers.ScalarMap[str, float]
+    def __init__(self, drafter: _Optional[str] = ..., length: _Optional[int] = ..., rounds: _Optional[int] = ..., proposed: _Optional[int] = ..., evaluated: _Optional[int] = ..., accepted: _Optional[int] = ..., emitted: _Optional[int] = ..., seconds: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class ModelsRequest(_message.Message):
     __slots__ = ()
@@ -189,7 +270,7 @@ class ModelsReply(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "architecture", "context_length", "vocab_size", "dtype", "licence", "chat", "gate")
+    __slots__ = ("name", "architecture", "context_length", "vocab_size", "dtype", "licence", "chat", "gate", "speculation")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_LENGTH_FIELD_NUMBER: _ClassVar[int]
@@ -198,6 +279,7 @@ class Model(_message.Message):
     LICENCE_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
     GATE_FIELD_NUMBER: _ClassVar[int]
+    SPECULATION_FIELD_NUMBER: _ClassVar[int]
     name: str
     architecture: str
     context_length: int
@@ -206,4 +288,5 @@ class Model(_message.Message):
     licence: str
     chat: bool
     gate: bool
-    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., dtype: _Optional[str] = ..., licence: _Optional[str] = ..., chat: bool = ..., gate: bool = ...) -> None: ...
+    speculation: str
+    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., dtype: _Optional[str] = ..., licence: _Optional[str] = ..., chat: bool = ..., gate: bool = ..., speculation: _Optional[str] = ...) -> None: ...

@@ -32,6 +32,12 @@ class Metrics:
             ("model",),
             registry=registry,
         )
+        self.draft_tokens = Counter(
+            f"{prefix}draft_tokens",
+            "Tokens that drafters proposed: accepted, rejected, or behind a rejection and never looked at.",
+            ("model", "verdict"),
+            registry=registry,
+        )
         self.first_token = Histogram(
             f"{prefix}time_to_first_token_seconds",
             "From the arrival of a request to its first token, waiting included.",

@@ -1,7 +1,8 @@
 """Answers as OpenAI's API spells them: whole, or in chunks of a stream.
 
 What OpenAI has no word for stands under ``edgeduet``: why an answer ended (``timeout`` is ``length`` to OpenAI's
-clients), how much of the prompt was computed before, how often the gate intervened, and the seconds it took.
+clients), how much of the prompt was computed before, how often the gate intervened, the seconds it took, and what
+speculation did; the usage has a summary of that under ``edgeduet_speculation``.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from edgeduet_shared.errors import EdgeDuetError
 
 if TYPE_CHECKING:
     from edgeduet_client.llm.generate import Finished, TextPiece
+    from edgeduet_client.llm.speculation.stats import SpeculationStats
     from edgeduet_client.llm.tokenizer import Tokenizer
 
 DONE = b"data: [DONE]\n\n"
@@ -158,6 +160,28 @@ def usage(answers: Sequence[Answer]) -> Json:
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": cached},
+        **_predicted([finished.speculation for finished in done if finished.speculation is not None]),
+    }
+
+
+def _predicted(answers: Sequence[SpeculationStats]) -> Json:
+    """Return what drafting did over all answers, as an extension of the usage."""
+    if not answers:
+        return {}
+    counts = {
+        name: sum(getattr(answer, name) for answer in answers)
+        for name in ("rounds", "emitted", "proposed", "evaluated", "accepted", "discarded", "relaxed", "switches")
+    }
+    return {
+        "edgeduet_speculation": {
+            "mode": answers[0].mode,
+            "verify": answers[0].verify,
+            "lossy": any(answer.lossy for answer in answers),
+            "row_invariant": answers[0].invariant,
+            **counts,
+            "mean_accepted_tokens": round(counts["emitted"] / counts["rounds"], 4) if counts["rounds"] else None,
+            "acceptance": round(counts["accepted"] / counts["evaluated"], 4) if counts["evaluated"] else None,
+        },
     }
 
 
@@ -208,6 +232,7 @@ def _details(finished: Finished) -> Json:
         "gate_interventions": finished.gate_interventions,
         "seconds_prefill": round(finished.seconds_prefill, 6),
         "seconds_decode": round(finished.seconds_decode, 6),
+        **({"speculation": finished.speculation.as_json()} if finished.speculation is not None else {}),
     }
 
 

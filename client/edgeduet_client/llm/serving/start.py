@@ -17,6 +17,7 @@ from edgeduet_client.llm.serving.event_log import event, log_to_stderr
 from edgeduet_client.llm.serving.limits import ServingLimits
 from edgeduet_client.llm.serving.metrics import Metrics
 from edgeduet_client.llm.serving.server import Address, Certificate, Server
+from edgeduet_client.llm.speculation.options import SpeculationOptions
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ def serve_models(
     key: Path | None = None,
     root: Path | None = None,
     threads: int | None = None,
+    speculation: SpeculationOptions | None = None,
     verbose: bool = False,
 ) -> int:
     """Load ``models`` and serve them until a signal; return the exit code.
@@ -58,8 +60,11 @@ def serve_models(
     metrics = Metrics()
     engines = {}
     for folder in folders:
-        engines[folder.name] = Engine(folder, LocalModel.open(folder, threads=threads), limits, metrics)
+        model = LocalModel.open(folder, threads=threads, speculation=speculation)
+        engines[folder.name] = Engine(folder, model, limits, metrics)
         event(log, "loaded", model=folder.name, memory_bytes=folder.manifest.memory_weights)
+        if model.speculator is not None:
+            event(log, "speculates", model=folder.name, **model.speculator.description())
     server = Server(
         engines, Address(host, http_port, grpc_port), access, limits, metrics, certificate=pair, announce=_announce
     )

@@ -40,6 +40,10 @@ from edgeduet_client.llm.speculation.positions import Emission, Positions
 EntropyMode = Literal["topk", "full-normalised"]
 
 
+_EXCLUDED = 1e-12
+"""Less probability is none: a logit bias of -100 leaves 1e-44."""
+
+
 @dataclass(frozen=True)
 class FlyRule:
     """When a mismatch may stand.
@@ -66,7 +70,7 @@ class FlyRule:
             length: K.
             vocabulary: |V|, tokens that exist.
         """
-        if position + self.window > length or doubt.probability(proposed) == 0:
+        if position + self.window > length or doubt.probability(proposed) < _EXCLUDED:
             return False
         return self.uncertainty(doubt.probabilities, vocabulary) >= self.theta
 

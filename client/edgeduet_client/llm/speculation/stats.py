@@ -123,8 +123,7 @@ class SpeculationStats:
     @property
     def acceptance(self) -> float | None:
         """Accepted share of the evaluated drafts."""
-        evaluated = self._sum("evaluated")
-        return self._sum("accepted") / evaluated if evaluated else None
+        return self.accepted / self.evaluated if self.evaluated else None
 
     @property
     def evaluation_share(self) -> float:
@@ -136,6 +135,26 @@ class SpeculationStats:
         """Return the seconds of all rounds by part."""
         return {part: sum(arm.seconds[part] for arm in self.arms) for part in PARTS}
 
+    @property
+    def proposed(self) -> int:
+        """Drafted tokens."""
+        return self._sum("proposed")
+
+    @property
+    def evaluated(self) -> int:
+        """Drafted tokens whose verdict was reached."""
+        return self._sum("evaluated")
+
+    @property
+    def accepted(self) -> int:
+        """Drafted tokens that were committed."""
+        return self._sum("accepted")
+
+    @property
+    def discarded(self) -> int:
+        """Drafted tokens that were not."""
+        return self.proposed - self.accepted
+
     def as_json(self) -> dict[str, Any]:
         """Return everything, as JSON can say it."""
         return {
@@ -145,10 +164,10 @@ class SpeculationStats:
             "row_invariant": self.invariant,
             "rounds": self.rounds,
             "emitted": self.emitted,
-            "proposed": self._sum("proposed"),
-            "evaluated": self._sum("evaluated"),
-            "accepted": self._sum("accepted"),
-            "discarded": self._sum("proposed") - self._sum("accepted"),
+            "proposed": self.proposed,
+            "evaluated": self.evaluated,
+            "accepted": self.accepted,
+            "discarded": self.discarded,
             "relaxed": self.relaxed,
             "mean_accepted_tokens": _rounded(self.mean_accepted_tokens),
             "acceptance": _rounded(self.acceptance),
@@ -168,6 +187,15 @@ class SpeculationStats:
             "failed": dict(self.failed),
             "notes": list(self.notes),
         }
+
+    def messages(self) -> list[str]:
+        """Return what whoever configured this should be told, one line each; usually nothing."""
+        lines = [f"drafter {name} was never used: {reason}" for name, reason in self.unused.items()]
+        lines += [f"drafter {name} broke down: {reason}" for name, reason in self.failed.items()]
+        lines += self.notes
+        if self.lossy:
+            lines.append(f"lossy verification ({self.verify}): {self.relaxed} tokens are not plain decoding's")
+        return lines
 
     def _sum(self, name: str) -> int:
         return sum(getattr(arm, name) for arm in self.arms)
@@ -212,6 +240,15 @@ class RoundCounter:
         """Count one start's survival curves, by drafter."""
         for name, curve in survival.items():
             self._survival.setdefault(name, _RunningMean(len(curve))).add(curve)
+
+    @property
+    def rounds(self) -> int:
+        """Rounds so far."""
+        return sum(sums["rounds"] for sums in self._arms.values())
+
+    def rounds_of(self, drafter: str) -> int:
+        """Return in how many rounds ``drafter`` was chosen."""
+        return sum(sums["rounds"] for (name, _), sums in self._arms.items() if name == drafter)
 
     def proposed_by(self, drafter: str) -> int:
         """Return how many tokens ``drafter`` has proposed."""

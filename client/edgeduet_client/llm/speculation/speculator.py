@@ -1,0 +1,259 @@
+"""What one loaded model speculates with: drafters, selector and costs, over all its requests."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from edgeduet_client.llm.generate import Answer, Clock, Finished, Interruption, Sampling, TextPiece
+from edgeduet_client.llm.kv_cache import KVCache
+from edgeduet_client.llm.model_folder import GRAPH
+from edgeduet_client.llm.session import TargetSession
+from edgeduet_client.llm.speculation.decode import Counted, Means, speculate
+from edgeduet_client.llm.speculation.drafter import Drafter
+from edgeduet_client.llm.speculation.invariance import Invariance, cached_invariance
+from edgeduet_client.llm.speculation.options import DrafterOptions, SpeculationOptions
+from edgeduet_client.llm.speculation.registry import drafter_factory
+from edgeduet_client.llm.speculation.scoring import Scoring
+from edgeduet_client.llm.speculation.selectors import Arm, Round, Selector
+from edgeduet_client.llm.speculation.stats import SpeculationStats, SurvivalStats
+
+if TYPE_CHECKING:
+    from edgeduet_client.llm.local_model import LocalModel
+    from edgeduet_client.llm.speculation.costs import CostModel
+
+NO_DRAFT = Arm(None, 0)
+DRAFTERS_FOLDER = "drafters"
+"""Where trained drafters lie in a model's folder, each in a folder of its own."""
+
+
+class PlainSteps:
+    """The selector of those who have no drafter: never drafts."""
+
+    def start_request(self) -> None:
+        """Nothing is kept."""
+
+    def choose(self, costs: CostModel | None, context_length: int) -> Arm:
+        """Return the arm without a drafter."""
+        return NO_DRAFT
+
+    def learn(self, survival: Mapping[str, Any]) -> None:
+        """Nothing is learnt."""
+
+    def played(self, round: Round) -> None:
+        """Nothing is learnt."""
+
+
+def draft_generator(seed: int | None) -> np.random.Generator:
+    """Return what drafters draw from in a request of ``seed``: a stream beside the one tokens are drawn from."""
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(1,)))
+
+
+class Speculator:
+    """Drafters, selector and costs of one loaded model.
+
+    Args:
+        options: as configured.
+        drafters: what proposes.
+        selector: what picks.
+        costs: what it costs; ``None`` where nothing looks at it.
+        invariance: in exact mode, what was found about this machine's kernels.
+    """
+
+    def __init__(
+        self,
+        options: SpeculationOptions,
+        drafters: Sequence[Drafter],
+        selector: Selector,
+        costs: CostModel | None = None,
+        *,
+        invariance: Invariance | None = None,
+        clock: Clock = time.perf_counter,
+    ) -> None:
+        self.options = options
+        self.drafters = {drafter.name: drafter for drafter in drafters}
+        self.invariance = invariance
+        scoring = Scoring(
+            self.drafters, depth=options.longest, form=options.estimator, budget=options.eval_budget, clock=clock
+        )
+        self._means = Means(
+            self.drafters,
+            selector,
+            costs,
+            scoring if self.drafters and options.eval_budget > 0 else None,
+            padded=options.mode == "exact",
+            fly=options.fly.rule() if options.verify == "fly" else None,
+        )
+        # Drafters hold the state of one text.
+        self._in_use = threading.Lock()
+
+    @classmethod
+    def open(cls, model: LocalModel, options: SpeculationOptions) -> Speculator:
+        """Open the drafters, measure what they cost, and choose the selector.
+
+        Raises:
+            ModelError: a drafter cannot be used with this model.
+            RequestError: a drafter kind, a selector or one of their options does not exist.
+        """
+        drafters = [
+            drafter_factory(chosen.kind).open(chosen.name, chosen.options, model)
+            for chosen in (default_drafters(model) if options.drafters is None else options.drafters)
+        ]
+        selector, costs = selector_and_costs(model, drafters, options)
+        found = None
+        if options.mode == "exact":
+            files = model.manifest.files
+            found = cached_invariance(
+                model.session,
+                model.vocabulary.used,
+                options.longest + 1,
+                weights_sha256="".join(files[name].sha256 for name in sorted(files) if name.startswith(GRAPH)),
+            )
+        return cls(options, drafters, selector, costs, invariance=found)
+
+    @property
+    def name(self) -> str:
+        """How it speculates, in a few words."""
+        return f"{self.options.mode}, lossy (fly)" if self.options.verify == "fly" else self.options.mode
+
+    def description(self) -> dict[str, Any]:
+        """Return what a log should say about it."""
+        return {
+            "speculation": self.name,
+            "selector": self.options.selector,
+            "drafters": list(self.drafters),
+            "drafter_bytes": sum(drafter.memory_bytes() for drafter in self.drafters.values()),
+            **({} if self.invariance is None else {"row_invariant": self.invariance.holds}),
+        }
+
+    def generate(
+        self,
+        session: TargetSession,
+        cache: KVCache,
+        prompt: Sequence[int],
+        answer: Answer,
+        sampling: Sampling,
+        *,
+        interruption: Interruption,
+        clock: Clock,
+    ) -> Generator[TextPiece | Finished, None, None]:
+        """As :func:`~edgeduet_client.llm.generate.generate`; :class:`Finished` says what speculation did.
+
+        While another request uses the drafters, this one takes plain steps, and says so.
+        """
+        free = self._in_use.acquire(blocking=False)
+        try:
+            means = self._means if free else replace(self._means, drafters={}, selector=PlainSteps(), scoring=None)
+            counted = Counted()
+            events = speculate(
+                session,
+                cache,
+                prompt,
+                answer,
+                sampling,
+                means=means,
+                draft_rng=draft_generator(sampling.plan.request.seed),
+                counted=counted,
+                interruption=interruption,
+                clock=clock,
+            )
+            for event in events:
+                if isinstance(event, Finished):
+                    event = replace(event, speculation=self._stats(counted, event, busy=not free))
+                yield event
+        finally:
+            if free:
+                self._in_use.release()
+
+    def _stats(self, counted: Counted, finished: Finished, *, busy: bool) -> SpeculationStats:
+        rounds, notes = counted.rounds, []
+        if busy:
+            notes.append("the drafters were in use by another request, so this one took plain steps")
+        if self.invariance is not None and not self.invariance.holds:
+            notes.append(self.invariance.sentence())
+        survival = rounds.survival()
+        unused = {}
+        for name in self.drafters:
+            if not busy and not rounds.proposed_by(name) and name not in counted.failed:
+                unused[name] = why_unused(
+                    name,
+                    played=rounds.rounds_of(name),
+                    rounds=rounds.rounds,
+                    lengths=self.options.lengths,
+                    costs=self._means.costs,
+                    survival=survival.get(name),
+                    context_length=finished.prompt_tokens + finished.completion_tokens,
+                )
+        return SpeculationStats(
+            mode=self.options.mode,
+            verify=self.options.verify,
+            invariant=None if self.invariance is None else self.invariance.holds,
+            arms=rounds.arms(),
+            switches=rounds.switches,
+            decode_seconds=finished.seconds_decode,
+            survival=survival,
+            relaxed=counted.relaxed,
+            unused=unused,
+            failed=counted.failed,
+            notes=tuple(notes),
+        )
+
+
+def default_drafters(model: LocalModel) -> list[DrafterOptions]:
+    """Return what is used where nothing is configured: lookup, and the trained drafters in the model's folder."""
+    found = [DrafterOptions(name="ngram", kind="ngram")]
+    folder = model.session.path.parent / DRAFTERS_FOLDER
+    for path in sorted(folder.glob("*/drafter.json")):
+        kind = json.loads(path.read_text("utf-8")).get("kind", "recurrent")
+        found.append(DrafterOptions(name=path.parent.name, kind=kind, options={"path": str(path.parent)}))
+    return found
+
+
+def why_unused(
+    name: str,
+    *,
+    played: int,
+    rounds: int,
+    lengths: Sequence[int],
+    costs: CostModel | None,
+    survival: SurvivalStats | None,
+    context_length: int,
+) -> str:
+    """Return one line that says why a drafter proposed nothing in an answer.
+
+    Args:
+        played: rounds in which it was chosen.
+        rounds: of the answer.
+        lengths: drafts that could be asked for.
+        costs: what a round takes.
+        survival: how it would have done.
+        context_length: tokens at the end of the answer.
+    """
+    if played:
+        return f"it was asked in {played} rounds and found nothing to propose"
+    if not rounds:
+        return "the answer ended with its first token"
+    if costs is None:
+        return "the selector never chose it"
+    plain = costs.seconds(NO_DRAFT, context_length)
+    one = costs.seconds(Arm(name, 1), context_length)
+    told = (
+        f"a plain step takes {1e3 * plain:.1f} ms and one with a drafted token {1e3 * one:.1f} ms, so drafting pays "
+        f"where more than {max(one / plain - 1, 0):.0%} of its first tokens are accepted"
+    )
+    if survival is None:
+        return f"{told}; in this answer it was not scored yet"
+    told += f"; here {survival.mean[0]:.0%} would have been"
+    expected = {length: 1 + sum(survival.mean[:length]) for length in lengths if length <= len(survival.mean)}
+    if expected:
+        gain = max(
+            tokens * plain / costs.seconds(Arm(name, length), context_length) for length, tokens in expected.items()
+        )
+        told += f", at best {gain:.2f}x plain decoding"
+    return told
