@@ -30,7 +30,8 @@ PREFILL_CHUNK = 64
 """New tokens per step while reading a prompt: large enough for matrix products, small enough for little memory."""
 
 _MOST_THREADS = 4
-_KEPT_BINDINGS = 8
+_KEPT_BINDINGS = 16
+"""Drafts of up to eight tokens and no draft are nine forms of step; the rest is for prompts."""
 
 
 @dataclass(frozen=True)
