@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from edgeduet_client.llm.speculation.selectors import Arm, Round
 from numpy.typing import NDArray
 
 from edgeduet_client.llm import generate as generating
@@ -25,6 +24,7 @@ from edgeduet_client.llm.request import GenerationRequest
 from edgeduet_client.llm.sampler_state import initial_state
 from edgeduet_client.llm.session import Forward
 from edgeduet_client.llm.speculation import verify as verifying
+from edgeduet_client.llm.speculation.arms import Arm, Round
 from edgeduet_client.llm.speculation.decode import Counted, Means, speculate
 from edgeduet_client.llm.speculation.draft import Draft, Redraft
 from edgeduet_client.llm.speculation.text import CommittedText
@@ -90,6 +90,9 @@ class TableTarget:
         wanted = [len(ids) - 1] if rows is None else list(rows)
         logits = np.array([self.row(cache.tokens[: start + row + 1]) for row in wanted]).reshape(len(wanted), self.size)
         return Forward(logits, np.tile(self.hidden_row, (len(wanted), 1)) if hidden else None)
+
+    def prefill(self, ids: Sequence[int], cache: KVCache, **asked: Any) -> Forward:
+        return self.forward(ids, cache, **asked)
 
     def row(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Return the logits behind ``tokens``."""
@@ -343,7 +346,7 @@ def speculative_law(
     arms: Sequence[Arm] | Callable[[Enumerator], Any],
     *,
     prompt: Sequence[int] = PROMPT,
-    padded: bool = False,
+    granule: int = 1,
     enough: int | None = None,
 ) -> Law:
     """Return the law of a speculative answer; with ``enough``, of its first tokens, without the rounds behind them.
@@ -356,7 +359,7 @@ def speculative_law(
         selector = arms(chance) if callable(arms) else ScriptedSelector(arms)
         events = speculate(
             target, target.new_cache(), prompt, answer, new_sampling(plan, chance),
-            means=Means(drafters(), selector, padded=padded), draft_rng=chance, counted=Counted(),
+            means=Means(drafters(), selector, granule=granule), draft_rng=chance, counted=Counted(),
             interruption=never_interrupted(), clock=lambda: 0.0,
         )  # fmt: skip
         for _ in events:

@@ -35,18 +35,19 @@ from edgeduet_client.llm.generate import (
 )
 from edgeduet_client.llm.kv_cache import KVCache
 from edgeduet_client.llm.session import Forward, TargetSession
+from edgeduet_client.llm.speculation.arms import Arm, Round, Selector
 from edgeduet_client.llm.speculation.draft import Draft
 from edgeduet_client.llm.speculation.drafter import Drafter
 from edgeduet_client.llm.speculation.fly import FlyRule, verify_loosely
+from edgeduet_client.llm.speculation.invariance import filled
 from edgeduet_client.llm.speculation.positions import Emission, Positions
-from edgeduet_client.llm.speculation.scoring import Scoring
-from edgeduet_client.llm.speculation.selectors import Arm, Round, Selector
 from edgeduet_client.llm.speculation.stats import PARTS, RoundCounter
 from edgeduet_client.llm.speculation.text import CommittedText
 from edgeduet_client.llm.speculation.verify import verify
 
 if TYPE_CHECKING:
     from edgeduet_client.llm.speculation.costs import CostModel
+    from edgeduet_client.llm.speculation.scoring import Scoring
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +61,8 @@ class Means:
         selector: picks the arm of a round.
         costs: what steps and drafts take on this machine; ``None`` for selectors that do not look at it.
         scoring: scores drafters at places they were not used; ``None`` where nothing learns from that.
-        padded: exact mode: a plain step carries a second, meaningless token, so that every step has several rows.
+        granule: exact mode: every step is filled up to a multiple of so many rows, with tokens that are dropped
+            again, so that all steps round alike (:mod:`.invariance`); 1: steps are as they come.
         fly: lossy rule of verification; ``None``: exact.
     """
 
@@ -68,17 +70,25 @@ class Means:
     selector: Selector
     costs: CostModel | None = None
     scoring: Scoring | None = None
-    padded: bool = False
+    granule: int = 1
     fly: FlyRule | None = None
 
 
 @dataclass
 class Counted:
-    """What is counted during a request."""
+    """What is counted during a request.
+
+    Attributes:
+        rounds: by arm.
+        failed: drafters that broke down, and how.
+        relaxed: tokens that only a lossy rule let stand.
+        unfilled: steps that could not be filled up, at the very end of the context.
+    """
 
     rounds: RoundCounter = field(default_factory=RoundCounter)
     failed: dict[str, str] = field(default_factory=dict)
     relaxed: int = 0
+    unfilled: int = 0
 
 
 def speculate(
@@ -202,11 +212,14 @@ class _Request:
     def _step(self, draft: Draft) -> Forward:
         """Run the last committed token and the draft; return one row for each."""
         last = self.text.tokens[-1]
-        if not draft.tokens and self.means.padded and self.cache.length + 2 <= self.cache.shape.limit:
-            step = self.session.forward((last, last), self.cache, rows=(0, 1), hidden=self.hidden)
-            return Forward(step.logits[:1], None if step.hidden is None else step.hidden[:1])
         block = (last, *draft.tokens)
-        return self.session.forward(block, self.cache, rows=tuple(range(len(block))), hidden=self.hidden)
+        size = min(filled(len(block), self.means.granule), self.cache.shape.limit - self.cache.length)
+        self.counted.unfilled += size % self.means.granule != 0
+        rows = tuple(range(size))
+        step = self.session.forward(block + (last,) * (size - len(block)), self.cache, rows=rows, hidden=self.hidden)
+        if size == len(block):
+            return step
+        return Forward(step.logits[: len(block)], None if step.hidden is None else step.hidden[: len(block)])
 
     def _commit(self, step: Forward, draft: Draft) -> tuple[list[Emission], Reason | None]:
         """Commit what the verifier lets through, up to where the text ends."""

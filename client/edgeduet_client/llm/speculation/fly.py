@@ -21,7 +21,7 @@ question is the distribution at temperature 1 after the hard constraints and the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -99,7 +99,7 @@ class _Pending:
     row: int
     instead: Emission
     held: list[Emission]
-    random: dict[str, Any]
+    random: Mapping[str, Any]
 
 
 def verify_loosely(

@@ -55,7 +55,7 @@ class SpeculationOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    mode: Mode = Field("fast", description="exact: plain steps are padded, so that kernels round alike; fast: not")
+    mode: Mode = Field("fast", description="exact: steps are filled up, so that kernels round alike; fast: not")
     drafters: tuple[DrafterOptions, ...] | None = Field(
         None, max_length=64, description="none given: n-gram lookup and the drafters in the model's folder"
     )

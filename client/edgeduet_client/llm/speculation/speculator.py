@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -15,33 +14,34 @@ from edgeduet_client.llm.generate import Answer, Clock, Finished, Interruption, 
 from edgeduet_client.llm.kv_cache import KVCache
 from edgeduet_client.llm.model_folder import GRAPH
 from edgeduet_client.llm.session import TargetSession
+from edgeduet_client.llm.speculation.arms import NO_DRAFT, Arm, Round, Selector
 from edgeduet_client.llm.speculation.decode import Counted, Means, speculate
 from edgeduet_client.llm.speculation.drafter import Drafter
 from edgeduet_client.llm.speculation.invariance import Invariance, cached_invariance
 from edgeduet_client.llm.speculation.options import DrafterOptions, SpeculationOptions
 from edgeduet_client.llm.speculation.registry import drafter_factory
-from edgeduet_client.llm.speculation.scoring import Scoring
-from edgeduet_client.llm.speculation.selectors import Arm, Round, Selector
 from edgeduet_client.llm.speculation.stats import SpeculationStats, SurvivalStats
 
 if TYPE_CHECKING:
     from edgeduet_client.llm.local_model import LocalModel
     from edgeduet_client.llm.speculation.costs import CostModel
 
-NO_DRAFT = Arm(None, 0)
 DRAFTERS_FOLDER = "drafters"
 """Where trained drafters lie in a model's folder, each in a folder of its own."""
 
 
-class PlainSteps:
-    """The selector of those who have no drafter: never drafts."""
+class FixedArm:
+    """Always the same arm; learns nothing."""
+
+    def __init__(self, arm: Arm = NO_DRAFT) -> None:
+        self._arm = arm
 
     def start_request(self) -> None:
         """Nothing is kept."""
 
     def choose(self, costs: CostModel | None, context_length: int) -> Arm:
-        """Return the arm without a drafter."""
-        return NO_DRAFT
+        """Return the arm."""
+        return self._arm
 
     def learn(self, survival: Mapping[str, Any]) -> None:
         """Nothing is learnt."""
@@ -74,20 +74,16 @@ class Speculator:
         costs: CostModel | None = None,
         *,
         invariance: Invariance | None = None,
-        clock: Clock = time.perf_counter,
     ) -> None:
         self.options = options
         self.drafters = {drafter.name: drafter for drafter in drafters}
         self.invariance = invariance
-        scoring = Scoring(
-            self.drafters, depth=options.longest, form=options.estimator, budget=options.eval_budget, clock=clock
-        )
         self._means = Means(
             self.drafters,
             selector,
             costs,
-            scoring if self.drafters and options.eval_budget > 0 else None,
-            padded=options.mode == "exact",
+            None,
+            granule=1 if invariance is None else invariance.granule,
             fly=options.fly.rule() if options.verify == "fly" else None,
         )
         # Drafters hold the state of one text.
@@ -105,7 +101,7 @@ class Speculator:
             drafter_factory(chosen.kind).open(chosen.name, chosen.options, model)
             for chosen in (default_drafters(model) if options.drafters is None else options.drafters)
         ]
-        selector, costs = selector_and_costs(model, drafters, options)
+        selector = FixedArm(Arm(drafters[0].name, min(options.longest, drafters[0].longest)) if drafters else NO_DRAFT)
         found = None
         if options.mode == "exact":
             files = model.manifest.files
@@ -115,7 +111,7 @@ class Speculator:
                 options.longest + 1,
                 weights_sha256="".join(files[name].sha256 for name in sorted(files) if name.startswith(GRAPH)),
             )
-        return cls(options, drafters, selector, costs, invariance=found)
+        return cls(options, drafters, selector, invariance=found)
 
     @property
     def name(self) -> str:
@@ -149,7 +145,7 @@ class Speculator:
         """
         free = self._in_use.acquire(blocking=False)
         try:
-            means = self._means if free else replace(self._means, drafters={}, selector=PlainSteps(), scoring=None)
+            means = self._means if free else replace(self._means, drafters={}, selector=FixedArm(), scoring=None)
             counted = Counted()
             events = speculate(
                 session,
@@ -177,6 +173,8 @@ class Speculator:
             notes.append("the drafters were in use by another request, so this one took plain steps")
         if self.invariance is not None and not self.invariance.holds:
             notes.append(self.invariance.sentence())
+        if counted.unfilled:
+            notes.append(f"{counted.unfilled} steps at the end of the context were too short to round like the others")
         survival = rounds.survival()
         unused = {}
         for name in self.drafters:

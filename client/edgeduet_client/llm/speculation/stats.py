@@ -72,9 +72,9 @@ class SpeculationStats:
     """What speculation did in one request.
 
     Attributes:
-        mode: ``exact``: with the same seed, certain drafts and the same kernels, the answer of plain decoding padded
-            to two rows; ``fast``: the same law, but kernels that round one row and several differently may tip a
-            token.
+        mode: ``exact``: all steps round alike, so greedy answers (and those of certain drafts, for the same seed) are
+            those of exact mode without drafters; ``fast``: the same law, but kernels that round one row and several
+            differently may tip a token.
         verify: ``exact`` or ``fly``.
         invariant: in exact mode, whether this machine computes a row alike in steps of every size; ``None``: not
             asked.

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from edgeduet_client.llm.speculation.selectors import Arm
 
+from edgeduet_client.llm.speculation.arms import Arm
 from edgeduet_client.llm.speculation.ngram import NgramDrafter
 from table_model import (
     ScriptedSelector,
@@ -142,9 +142,10 @@ def test_an_adaptive_length_changes_nothing() -> None:
     assert total_variation(found, plain_law(target, plan, 5)) < EXACT
 
 
-def test_padded_plain_steps_change_nothing() -> None:
+@pytest.mark.parametrize("granule", [2, 3])
+def test_filled_up_steps_change_nothing(granule: int) -> None:
     target, plan = TableTarget(3), table_plan(3)
-    found = speculative_law(target, plan, 4, dict, [Arm(None, 0)], padded=True)
+    found = speculative_law(target, plan, 4, KINDS["greedy"](3), [Arm("table", 2), Arm(None, 0)], granule=granule)
     assert total_variation(found, plain_law(target, plan, 4)) < EXACT
 
 

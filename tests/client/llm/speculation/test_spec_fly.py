@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from edgeduet_client.llm.speculation.selectors import Arm, Round
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeduet_client.llm.draw import generator
+from edgeduet_client.llm.speculation.arms import Arm, Round
 from edgeduet_client.llm.speculation.decode import Counted, Means, speculate
 from edgeduet_client.llm.speculation.draft import Draft
 from edgeduet_client.llm.speculation.fly import FlyRule, doubting_plan

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from edgeduet_client.llm.speculation.selectors import Arm
 
 from edgeduet_client.llm.distribution import Distribution
 from edgeduet_client.llm.sampler_state import advance
 from edgeduet_client.llm.session import Forward
 from edgeduet_client.llm.speculation import decode as decoding
 from edgeduet_client.llm.speculation import verify as verifying
+from edgeduet_client.llm.speculation.arms import Arm
 from edgeduet_client.llm.speculation.draft import Draft
 from edgeduet_client.llm.speculation.positions import Emission, Positions
 from edgeduet_client.llm.speculation.text import CommittedText

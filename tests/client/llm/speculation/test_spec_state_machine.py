@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from edgeduet_client.llm.speculation.selectors import Arm
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -19,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from edgeduet_client.llm.draw import generator
 from edgeduet_client.llm.errors import ModelError
 from edgeduet_client.llm.generate import generate
+from edgeduet_client.llm.speculation.arms import Arm
 from edgeduet_client.llm.speculation.decode import Counted, Means, speculate
 from edgeduet_client.llm.speculation.draft import Draft
 from edgeduet_client.llm.speculation.ngram import NgramDrafter
@@ -104,7 +104,7 @@ class SpeculatingChat(RuleBasedStateMachine):
         arms = ARMS[shift:] + ARMS[:shift]
         events = speculate(
             self.target, self.cache, self.context, answer, sampling,
-            means=Means(self.drafters, ScriptedSelector(arms), padded=bool(shift % 2)),
+            means=Means(self.drafters, ScriptedSelector(arms), granule=1 + shift % 4),
             draft_rng=generator(1), counted=Counted(), interruption=never_interrupted(), clock=lambda: 0.0,
         )  # fmt: skip
         raised = None

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from edgeduet_client.llm.speculation.selectors import Arm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
@@ -16,6 +15,7 @@ from scipy.stats import chi2
 from edgeduet_client.llm.distribution import Distribution
 from edgeduet_client.llm.draw import draw
 from edgeduet_client.llm.speculation import verify as verifying
+from edgeduet_client.llm.speculation.arms import Arm
 from edgeduet_client.llm.speculation.decode import Counted, Means, speculate
 from edgeduet_client.llm.speculation.ngram import NgramDrafter
 from edgeduet_client.llm.speculation.verify import decide, residual

@@ -1,0 +1,60 @@
+"""What a selector chooses between, what it is told, and what it must offer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from edgeduet_client.llm.speculation.costs import CostModel
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A drafter and how many tokens to ask it for; no drafter and 0: a plain step."""
+
+    drafter: str | None
+    length: int
+
+
+NO_DRAFT = Arm(None, 0)
+
+
+@dataclass(frozen=True)
+class Round:
+    """What a round of ``arm`` brought.
+
+    Attributes:
+        proposed: drafted tokens; perhaps fewer than the arm's length.
+        evaluated: of them, those whose verdict was reached.
+        accepted: of those, the ones that were committed.
+        emitted: tokens committed in all, the target's own included.
+        seconds: by part: draft, verify, catch_up, sampling, evaluation.
+    """
+
+    arm: Arm
+    proposed: int
+    evaluated: int
+    accepted: int
+    emitted: int
+    seconds: Mapping[str, float]
+
+
+class Selector(Protocol):
+    """Picks the arm of every round; changes how fast an answer comes, never what it is."""
+
+    def start_request(self) -> None:
+        """Begin a new request, with what earlier ones taught."""
+
+    def choose(self, costs: CostModel | None, context_length: int) -> Arm:
+        """Return the arm of the next round, after ``context_length`` tokens."""
+
+    def learn(self, survival: Mapping[str, NDArray[np.float64]]) -> None:
+        """Take up the survival curves of all scored drafters at one start."""
+
+    def played(self, round: Round) -> None:
+        """Take up how a round went."""
