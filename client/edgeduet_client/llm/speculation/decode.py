@@ -64,6 +64,8 @@ class Means:
         granule: exact mode: every step is filled up to a multiple of so many rows, with tokens that are dropped
             again, so that all steps round alike (:mod:`.invariance`); 1: steps are as they come.
         fly: lossy rule of verification; ``None``: exact.
+        coupled: verify drawn drafts as if they were certain: fewer are accepted, but every token takes the random
+            number plain decoding takes for it, so that a seed gives the very same answer whatever is drafted.
     """
 
     drafters: Mapping[str, Drafter]
@@ -72,6 +74,7 @@ class Means:
     scoring: Scoring | None = None
     granule: int = 1
     fly: FlyRule | None = None
+    coupled: bool = False
 
 
 @dataclass
@@ -207,7 +210,7 @@ class _Request:
         with self._survives(name):
             draft = drafter.draft(self.text, length, self.draft_rng)
         _check(draft, length, self.sampling.plan.vocab_size, name)
-        return draft
+        return Draft.certain(draft.tokens) if self.means.coupled else draft
 
     def _step(self, draft: Draft) -> Forward:
         """Run the last committed token and the draft; return one row for each."""

@@ -141,11 +141,14 @@ class Speculator:
     ) -> Generator[TextPiece | Finished, None, None]:
         """As :func:`~edgeduet_client.llm.generate.generate`; :class:`Finished` says what speculation did.
 
-        While another request uses the drafters, this one takes plain steps, and says so.
+        While another request uses the drafters, this one takes plain steps, and says so. In exact mode a seed gives
+        the same answer whatever is drafted.
         """
+        seed = sampling.plan.request.seed
         free = self._in_use.acquire(blocking=False)
         try:
             means = self._means if free else replace(self._means, drafters={}, selector=FixedArm(), scoring=None)
+            means = replace(means, coupled=self.options.mode == "exact" and seed is not None)
             counted = Counted()
             events = speculate(
                 session,
@@ -154,7 +157,7 @@ class Speculator:
                 answer,
                 sampling,
                 means=means,
-                draft_rng=draft_generator(sampling.plan.request.seed),
+                draft_rng=draft_generator(seed),
                 counted=counted,
                 interruption=interruption,
                 clock=clock,

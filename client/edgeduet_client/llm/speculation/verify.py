@@ -9,6 +9,9 @@ distribution of the position (the runtime's own, penalties, truncation and gate 
   uniform number a token, taken as plain decoding takes it: for the same seed the answers are equal bit for bit.
 * greedy target: p is a point mass, and both rules are "go on while the draft is the best token".
 
+A drawn draft may be verified as a certain one: given x, "draw y ~ p, keep y" has law p all the same. It accepts
+sum p q instead of sum min(p, q), in exchange for that equality.
+
 Whatever q is, the token that comes out has law p, since min(p, q) + max(0, p - q) = p. The residual is never
 truncated or tempered again: its support lies inside that of p.
 """

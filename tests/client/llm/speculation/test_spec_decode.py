@@ -91,6 +91,7 @@ def speculative(
     seed: int = 0,
     stops: Sequence[str] = (),
     granule: int = 1,
+    coupled: bool = False,
     interruption: Interruption | None = None,
     cache: KVCache | None = None,
     prompt: Sequence[int] = PROMPT,
@@ -103,7 +104,7 @@ def speculative(
         prompt,
         answer,
         sampling,
-        means=Means(drafters, selector, granule=granule),
+        means=Means(drafters, selector, granule=granule, coupled=coupled),
         draft_rng=np.random.default_rng(99),
         counted=counted,
         interruption=interruption or never_interrupted(),
@@ -210,6 +211,20 @@ def test_certain_drafts_give_the_very_answer_of_plain_decoding_for_every_seed(
     assert found.sampling.rng.bit_generator.state == wanted.sampling.rng.bit_generator.state
     assert found.sampling.state.length == wanted.sampling.state.length
     assert found.sampling.state.surprise_bound == wanted.sampling.state.surprise_bound
+
+
+@settings(deadline=None, max_examples=40)
+@given(seed=st.integers(0, 1000), lengths=st.lists(st.integers(0, 6), min_size=1, max_size=5))
+def test_coupled_verification_gives_the_answer_of_plain_decoding_for_drawn_drafts_too(
+    seed: int, lengths: list[int]
+) -> None:
+    target, plan = TableTarget(SIZE, seed=seed % 7), table_plan(SIZE, temperature=1.5)
+    wanted = plain(target, plan, 25, seed=seed)
+    drafters = {"drawn": TableDrafter(SIZE, seed=seed % 5, draws=draw)}
+    arms = [Arm("drawn", length) for length in lengths]
+    found = speculative(target, plan, 25, drafters, arms, seed=seed, coupled=True)
+    assert found.ids == wanted.ids
+    assert found.sampling.rng.bit_generator.state == wanted.sampling.rng.bit_generator.state
 
 
 @pytest.mark.parametrize("rule", ["retruncate", "union"])
