@@ -21,6 +21,7 @@ from edgeduet_client.llm.local_model import LocalModel
 from edgeduet_client.llm.model_folder import ModelFolder
 from edgeduet_client.llm.model_tables import human_bytes
 from edgeduet_client.llm.request import GenerationRequest
+from edgeduet_client.llm.speculation.options import SpeculationOptions
 
 
 def bench_model(
@@ -32,9 +33,10 @@ def bench_model(
     rounds: int,
     root: Path | None = None,
     threads: int | None = None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    speculation: SpeculationOptions | None = None,
+    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> dict[str, Any]:
-    """Measure ``rounds`` rounds after one that is not counted.
+    """Measure ``rounds`` rounds after one that is not counted; with ``speculation``, what that brings as well.
 
     Returns:
         Numbers by name; where a number was measured once a round, its median, least and largest.
@@ -60,7 +62,7 @@ def bench_model(
             **{"seed": number, **settings, "max_tokens": answer_tokens, "min_tokens": answer_tokens}
         )
         measured.append(_round(local, prompt, request))
-        progress(number + 1, rounds + 1)
+        progress("rounds", number + 1, rounds + 1)
     return {
         "model": folder.name,
         "dtype": folder.manifest.dtype,
@@ -71,8 +73,39 @@ def bench_model(
         "rounds": rounds,
         "load_seconds": round(load_s, 4),
         **{name: _summary([values[name] for values in measured[1:]]) for name in measured[0]},
+        **_speculation(local, text, settings, speculation, prompt_tokens, answer_tokens, rounds, progress),
         "peak_memory_bytes": peak_memory_bytes(),
     }
+
+
+def _speculation(
+    local: LocalModel,
+    text: list[int],
+    settings: Mapping[str, Any],
+    options: SpeculationOptions | None,
+    prompt_tokens: int,
+    answer_tokens: int,
+    rounds: int,
+    progress: Callable[[str, int, int], None],
+) -> dict[str, Any]:
+    """Return what speculation brings on three stretches of the text, or nothing where it was not asked for."""
+    if options is None:
+        return {}
+    from edgeduet_client.llm.speculation.bench import bench_speculation
+    from edgeduet_client.llm.speculation.speculator import Speculator
+
+    long = text * (2 * prompt_tokens // len(text) + 2)
+    prompts = [long[start : start + prompt_tokens] for start in (0, len(text) // 3, 2 * len(text) // 3)]
+    result = bench_speculation(
+        local,
+        Speculator.open(local, options),
+        prompts,
+        settings,
+        answer_tokens=answer_tokens,
+        rounds=rounds,
+        progress=lambda done, total: progress("speculation", done, total),
+    )
+    return {"speculation": result}
 
 
 def bench_rows(result: Mapping[str, Any]) -> list[tuple[str, str, str]]:

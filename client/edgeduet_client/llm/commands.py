@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -389,9 +389,11 @@ def bench(
 
     * `edgeduet-client llm bench smollm2-135m`
     * `edgeduet-client llm bench smollm2-135m --threads 1 --sampler greedy --json`
+    * `edgeduet-client llm bench smollm2-135m --sampler greedy --speculate fast`
     """
     from edgeduet_client.llm.bench import bench_model, bench_rows
     from edgeduet_client.llm.settings import settings_from
+    from edgeduet_client.llm.speculation.options import options_from_command_line
     from edgeduet_client.llm.step_progress import StepProgress
 
     settings = settings_from(set_, sampler=sampler, temperature=temperature, gate=gate)
@@ -404,12 +406,24 @@ def bench(
             rounds=rounds,
             root=models,
             threads=threads,
-            progress=lambda done, total: progress("rounds", done, total),
+            speculation=options_from_command_line(speculate, drafter, selector, speculation),
+            progress=progress,
         )
     if json:
         print_json(result)
     else:
         print_table(f"{result['model']}, {result['threads']} threads", ("what", "median", "range"), bench_rows(result))
+        if (speculated := result.get("speculation")) is not None:
+            _print_speculation(speculated)
+
+
+def _print_speculation(result: dict[str, Any]) -> None:
+    from edgeduet_client.llm.speculation.bench import SPECULATION_HEAD, speculation_rows
+
+    costs = ", ".join(f"{rows}: {cost:.2f}" for rows, cost in enumerate(result["step_costs"], 1))
+    print_table(f"speculation, {result['mode']} mode; * fastest fixed arm", SPECULATION_HEAD, speculation_rows(result))
+    typer.echo(f"selector / fastest fixed arm: {result['selector_share']:.3f}")
+    typer.echo(f"time of a step of m rows over one of one row: {costs}")
 
 
 @llm_app.command("eval")

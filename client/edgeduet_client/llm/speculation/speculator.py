@@ -17,7 +17,7 @@ from edgeduet_client.llm.session import TargetSession
 from edgeduet_client.llm.speculation.arms import NO_DRAFT, Arm, Round, Selector
 from edgeduet_client.llm.speculation.decode import Counted, Means, speculate
 from edgeduet_client.llm.speculation.drafter import Drafter
-from edgeduet_client.llm.speculation.invariance import Invariance, cached_invariance
+from edgeduet_client.llm.speculation.invariance import Invariance, cached_invariance, filled
 from edgeduet_client.llm.speculation.options import DrafterOptions, SpeculationOptions
 from edgeduet_client.llm.speculation.registry import drafter_factory
 from edgeduet_client.llm.speculation.stats import SpeculationStats, SurvivalStats
@@ -101,7 +101,6 @@ class Speculator:
             drafter_factory(chosen.kind).open(chosen.name, chosen.options, model)
             for chosen in (default_drafters(model) if options.drafters is None else options.drafters)
         ]
-        selector = FixedArm(Arm(drafters[0].name, min(options.longest, drafters[0].longest)) if drafters else NO_DRAFT)
         found = None
         if options.mode == "exact":
             files = model.manifest.files
@@ -111,7 +110,20 @@ class Speculator:
                 options.longest + 1,
                 weights_sha256="".join(files[name].sha256 for name in sorted(files) if name.startswith(GRAPH)),
             )
+        granule = 1 if found is None else found.granule
+        arms = {drafter.name: lengths_for(drafter, options.lengths, granule) for drafter in drafters}
+        selector = FixedArm(Arm(drafters[0].name, arms[drafters[0].name][-1]) if drafters else NO_DRAFT)
         return cls(options, drafters, selector, invariance=found)
+
+    def lengths_of(self, drafter: str) -> list[int]:
+        """Return the draft lengths ``drafter`` may be asked for; in exact mode those that fill a step."""
+        return lengths_for(self.drafters[drafter], self.options.lengths, self._means.granule)
+
+    def fixed(self, arm: Arm) -> Speculator:
+        """Return a speculator with the same drafters that always plays ``arm``; the two are not used at once."""
+        return Speculator(
+            self.options, list(self.drafters.values()), FixedArm(arm), self._means.costs, invariance=self.invariance
+        )
 
     @property
     def name(self) -> str:
@@ -204,6 +216,17 @@ class Speculator:
             failed=counted.failed,
             notes=tuple(notes),
         )
+
+
+def lengths_for(drafter: Drafter, lengths: Sequence[int], granule: int) -> list[int]:
+    """Return the lengths to choose from: a step is filled up anyway, so it may as well carry drafted tokens.
+
+    Args:
+        drafter: makes at most ``drafter.longest`` tokens.
+        lengths: as configured.
+        granule: rows that steps are filled up to a multiple of.
+    """
+    return sorted({min(filled(length + 1, granule) - 1, drafter.longest) for length in lengths})
 
 
 def default_drafters(model: LocalModel) -> list[DrafterOptions]:
