@@ -76,6 +76,7 @@ class TableTarget:
         # Symbols and rare scripts may follow, no Latin and no CJ: the gate fires where its history lets it.
         self.hidden_row = np.array([0, 0, 1, 1, 1], np.float32)
         self.forwards: list[tuple[int, ...]] = []
+        self.reached = 0
 
     def new_cache(self) -> KVCache:
         return KVCache(self.cache_shape, capacity=8)
@@ -87,6 +88,7 @@ class TableTarget:
         cache.reserve(start + len(ids))
         cache.append(ids)
         self.forwards.append(tuple(ids))
+        self.reached = max(self.reached, cache.length)
         wanted = [len(ids) - 1] if rows is None else list(rows)
         logits = np.array([self.row(cache.tokens[: start + row + 1]) for row in wanted]).reshape(len(wanted), self.size)
         return Forward(logits, np.tile(self.hidden_row, (len(wanted), 1)) if hidden else None)

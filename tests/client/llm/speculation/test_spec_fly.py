@@ -174,6 +174,24 @@ def test_a_threshold_nobody_reaches_is_exact_verification(seed: int, length: int
     assert answers(FlyRule(window=1, theta=math.inf), seed, length, **asked) == answers(None, seed, length, **asked)
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_a_mismatch_that_is_rejected_after_all_leaves_the_random_numbers_alone(seed: int) -> None:
+    """Drafts that are never right: every mismatch is followed by another, so nothing stands."""
+    sides = []
+    for rule in (FlyRule(window=2, theta=0.0), None):
+        target, plan = TableTarget(SIZE, seed=1), table_plan(SIZE, logit_bias={OTHER: -15, EOS: -100})
+        answer, sampling = new_answer(plan, 25), new_sampling(plan, generator(seed))
+        drafter = Proposes(dict.fromkeys(range(60), OTHER))
+        events = speculate(
+            target, target.new_cache(), PROMPT, answer, sampling,
+            means=Means({"d": drafter}, ScriptedSelector([Arm("d", 8)]), fly=rule),
+            draft_rng=generator(0), counted=Counted(), interruption=never_interrupted(), clock=lambda: 0.0,
+        )  # fmt: skip
+        run_to_end(events)
+        sides.append((answer.ids, sampling.rng.bit_generator.state))
+    assert sides[0] == sides[1]
+
+
 def test_it_is_lossy() -> None:
     """The rule does change answers, or there would be nothing to warn of."""
     changed = sum(
