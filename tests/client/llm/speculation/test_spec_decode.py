@@ -504,6 +504,46 @@ def test_a_real_cache_after_speculation_says_what_a_fresh_prefill_says(tiny: Tar
         np.testing.assert_allclose(ours, theirs, atol=1e-4)
 
 
+def test_hidden_states_are_those_that_predicted_each_token(tiny: TargetSession) -> None:
+    texts: list[CommittedText] = []
+
+    class Listens(Told):
+        def start(self, text: CommittedText) -> None:
+            texts.append(text)
+
+    plan, prompt = onnx_plan(sampler="greedy"), [5, 6, 7]
+    wanted, _ = on_onnx(tiny, plan, prompt, {}, [Arm(None, 0)])
+    says = adversaries(wanted, prompt, TINY.vocab_width)["every third wrong"].says
+    on_onnx(tiny, plan, prompt, {"n": Listens(TINY.vocab_width, says=says, needs_hidden=True)}, [Arm("n", 5)])
+    (text,) = texts
+    rows = tuple(range(len(prompt) - 1, len(text) - 1))
+    fresh = tiny.forward(text.tokens, tiny.new_cache(), rows=rows, hidden=True).hidden
+    kept = np.array([text.hidden(position) for position in range(len(prompt), len(text))])
+    np.testing.assert_allclose(kept, fresh, atol=1e-4)
+
+
+def test_a_committed_text_forgets_what_is_older_than_its_window() -> None:
+    text = CommittedText([1, 2], window=4)
+    for token in range(10):
+        certain = Distribution(np.array([token]), np.ones(1))
+        text.extend([token], [certain], np.full((1, 3), token, np.float32))
+    assert text.first_kept == 8
+    for position in range(8, 12):
+        assert text.target(position).ids[0] == text.tokens[position]
+        assert text.hidden(position).tolist() == [text.tokens[position]] * 3
+    for position in (-1, 0, 7, 12):
+        with pytest.raises(LookupError):
+            text.target(position)
+        with pytest.raises(LookupError):
+            text.hidden(position)
+    with pytest.raises(LookupError, match="hidden states are not kept"):
+        bare = CommittedText([1])
+        bare.extend([2], [certain])
+        bare.hidden(1)
+    with pytest.raises(ValueError, match="need as many"):
+        text.extend([1, 2], [certain])
+
+
 def test_invariance_of_rows_is_measured_once_and_kept(tiny: TargetSession, tmp_path: Path) -> None:
     def asked(weights: str) -> Invariance:
         return cached_invariance(tiny, TINY.vocab_width, 4, weights_sha256=weights, folder=tmp_path)

@@ -26,7 +26,11 @@ from edgeduet_client.llm.serving.engine import Engine
 from edgeduet_client.llm.serving.http_api import make_app
 from edgeduet_client.llm.serving.limits import ServingLimits
 from edgeduet_client.llm.serving.metrics import Metrics
+from edgeduet_client.llm.speculation.arms import Arm
+from edgeduet_client.llm.speculation.ngram import NgramDrafter
 from edgeduet_client.llm.speculation.options import SpeculationOptions
+from edgeduet_client.llm.speculation.speculator import lengths_for, why_unused
+from edgeduet_client.llm.speculation.stats import SurvivalStats
 from llm_server import COMMAND, serving
 from tiny_llm import TINY, write_model
 
@@ -288,6 +292,61 @@ def test_speculating_imports_no_torch(models: Path) -> None:
         "assert not {'torch', 'transformers', 'onnx', 'flwr', 'scipy', 'matplotlib'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_bench_compares_every_arm_with_plain_decoding(models: Path) -> None:
+    arguments = ("--prompt-tokens", "24", "--answer-tokens", "16", "--rounds", "2", "--sampler", "greedy", "-q")
+    speculating = ("--speculate", "exact", "--speculation", "lengths=[2,3]")
+    told = json.loads(command(models, "bench", "tiny", *arguments, *speculating, "--json").stdout)["speculation"]
+    names = [row["name"] for row in told["rows"]]
+    assert names[:2] == ["plain decoding", "no draft"]
+    assert names[-1] == "selector ratio"
+    assert {name for name in names if name.startswith("ngram ")} <= {"ngram 2", "ngram 3", "ngram 5", "ngram 7"}
+    assert told["rows"][0]["ratio"] == 1.0
+    assert told["rows"][1]["mean_accepted_tokens"] == 1.0
+    assert told["oracle"] in names[1:-1]
+    assert len(told["step_costs"]) == 9 and told["step_costs"][0] == 1.0
+    for row in told["rows"]:
+        low, high = row["interval"]
+        assert low <= row["ratio"] <= high
+        assert row["tokens_per_second"] > 0
+    shown = command(models, "bench", "tiny", *arguments, *speculating).stdout
+    assert "selector / fastest fixed arm: " in shown
+    assert "plain decoding" in shown
+
+
+class Costs:
+    """A plain step takes 10 ms, a drafted token 4 ms more."""
+
+    def seconds(self, arm: Arm, context_length: int) -> float:
+        return 0.010 + 0.004 * arm.length
+
+
+def reason(**known: Any) -> str:
+    given = {"played": 0, "rounds": 20, "lengths": (1, 2, 4), "costs": Costs(), "survival": None, "context_length": 100}
+    return why_unused("a", **(given | known))
+
+
+def test_the_reason_why_a_drafter_was_not_used_comes_from_the_costs() -> None:
+    assert "a plain step takes 10.0 ms and one with a drafted token 14.0 ms" in reason()
+    assert "more than 40% of its first tokens" in reason()
+    assert reason().endswith("it was not scored yet")
+    poor = reason(survival=SurvivalStats(64, (0.3, 0.1, 0.0, 0.0), (0.1,) * 4))
+    assert poor.endswith("here 30% would have been, at best 0.93x plain decoding")
+    assert reason(played=3) == "it was asked in 3 rounds and found nothing to propose"
+    assert reason(rounds=0) == "the answer ended with its first token"
+    assert reason(costs=None) == "the selector never chose it"
+
+
+@pytest.mark.parametrize(
+    ("granule", "longest", "lengths"),
+    [(1, 64, [1, 2, 3, 4, 6, 8]), (2, 64, [1, 3, 5, 7, 9]), (4, 64, [3, 7, 11]), (2, 6, [1, 3, 5, 6])],
+)
+def test_in_exact_mode_drafts_use_the_rows_that_are_computed_anyway(
+    granule: int, longest: int, lengths: list[int]
+) -> None:
+    drafter = NgramDrafter(longest=longest)
+    assert lengths_for(drafter, (1, 2, 3, 4, 6, 8), granule) == lengths
 
 
 @pytest.mark.slow
