@@ -66,6 +66,7 @@ class Means:
         fly: lossy rule of verification; ``None``: exact.
         coupled: verify drawn drafts as if they were certain: fewer are accepted, but every token takes the random
             number plain decoding takes for it, so that a seed gives the very same answer whatever is drafted.
+        draft_seconds: by drafter, what a drafted token took at best.
     """
 
     drafters: Mapping[str, Drafter]
@@ -75,6 +76,7 @@ class Means:
     granule: int = 1
     fly: FlyRule | None = None
     coupled: bool = False
+    draft_seconds: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -160,6 +162,8 @@ class _Request:
     clock: Clock
     told: Callable[[Arm, Round], None]
 
+    last_drafter: str | None = None
+
     def __post_init__(self) -> None:
         drafters = self.means.drafters.values()
         self.hidden = self.sampling.plan.needs_hidden or any(drafter.needs_hidden for drafter in drafters)
@@ -190,7 +194,8 @@ class _Request:
             # Drafted tokens leave the cache whatever happened; the last committed one was never in it.
             self.cache.crop(min(self.cache.length, self.text.prompt_length + len(self.answer.ids) - 1))
         committed = self.clock()
-        seconds |= {"draft": drafted - began, "verify": verified - drafted, "sampling": committed - verified}
+        seconds |= self._drafting_seconds(arm, len(draft), drafted - began)
+        seconds |= {"verify": verified - drafted, "sampling": committed - verified}
         if reason is None:
             seconds["evaluation"] = self._learn(committed - began)
         self._account(arm, draft, emissions, seconds)
@@ -259,6 +264,23 @@ class _Request:
             self.counted.rounds.evidence(survival)
             self.means.selector.learn(survival)
         return self.clock() - began
+
+    def _drafting_seconds(self, arm: Arm, proposed: int, seconds: float) -> dict[str, float]:
+        """Split the time of a draft: a drafter that was idle first reads what was written meanwhile.
+
+        Drafting alone takes per token what it took at best so far; only what an idle drafter takes beyond that is
+        catching up.
+        """
+        at_best, idle = self.means.draft_seconds, self.last_drafter != arm.drafter
+        self.last_drafter = arm.drafter
+        if arm.drafter is None or not proposed:
+            return {"draft": seconds}
+        known = at_best.get(arm.drafter)
+        at_best[arm.drafter] = min(seconds / proposed, seconds if known is None else known)
+        if not idle or known is None:
+            return {"draft": seconds}
+        drafting = min(known * proposed, seconds)
+        return {"draft": drafting, "catch_up": seconds - drafting}
 
     def _account(self, arm: Arm, draft: Draft, emissions: list[Emission], seconds: dict[str, float]) -> None:
         """Count a round and tell the selector how it went."""

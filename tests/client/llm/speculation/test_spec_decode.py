@@ -308,6 +308,43 @@ def test_rounds_are_counted_as_what_they_were() -> None:
     assert found.counted.rounds.switches == len(found.selector.played_rounds) - 1
 
 
+def test_an_idle_drafters_catching_up_is_told_from_drafting() -> None:
+    now = [0.0]
+
+    class ReadsFirst(Told):
+        """Takes a second to read each token it has not seen, and 0.1 to draft one."""
+
+        read = 0
+
+        def draft(self, text: CommittedText, length: int, rng: Any) -> Draft:
+            draft = super().draft(text, length, rng)
+            now[0] += 0.1 * length + (len(text) - self.read if len(text) - self.read > 3 else 0)
+            self.read = len(text)
+            return draft
+
+    target, plan = TableTarget(SIZE, seed=3), table_plan(SIZE, sampler="greedy", logit_bias={EOS: -100})
+    answer, selector = new_answer(plan, 40), ScriptedSelector([Arm("d", 2), Arm("d", 2), *[Arm(None, 0)] * 8])
+    events = speculate(
+        target,
+        target.new_cache(),
+        PROMPT,
+        answer,
+        new_sampling(plan, generator(0)),
+        means=Means({"d": ReadsFirst(SIZE, says=lambda tokens, place: 1)}, selector),
+        draft_rng=generator(0),
+        counted=Counted(),
+        interruption=never_interrupted(),
+        clock=lambda: now[0],
+    )
+    run_to_end(events)
+    first, second, *_ = selector.played_rounds
+    again = selector.played_rounds[10]
+    assert first.seconds["draft"] == pytest.approx(0.2)
+    assert second.seconds["catch_up"] == 0
+    assert again.seconds["draft"] == pytest.approx(0.2)
+    assert again.seconds["catch_up"] == pytest.approx(sum(r.emitted for r in selector.played_rounds[1:10]))
+
+
 def test_a_draft_cut_by_an_end_of_text_counts_what_was_committed() -> None:
     target = TableTarget(SIZE, seed=3)
     plan = table_plan(SIZE, sampler="greedy", min_tokens=3, logit_bias={EOS: 100})
