@@ -16,7 +16,11 @@ from numpy.typing import NDArray
 from edgeduet_client.llm.distribution import Distribution
 
 DEFAULT_WINDOW = 256
-"""Positions whose target distribution and hidden state are kept."""
+"""Positions whose target distribution and hidden state are kept, as long as memory allows."""
+
+MOST_ENTRIES = 8_000_000
+"""Probabilities kept in all: 64 MB. Truncated distributions never get there; without truncation a vocabulary of 262
+thousand leaves 30 positions."""
 
 
 class CommittedText:
@@ -38,6 +42,8 @@ class CommittedText:
         self.prompt_length = len(self.tokens)
         self.window = window
         self._targets: list[Distribution | None] = [None] * window
+        self._entries = 0
+        self._first = self.prompt_length
         self._hidden: NDArray[np.float32] | None = None
 
     def __len__(self) -> int:
@@ -46,7 +52,7 @@ class CommittedText:
     @property
     def first_kept(self) -> int:
         """The first position :meth:`target` answers for; ``len(self)`` while there is no answer."""
-        return max(self.prompt_length, len(self.tokens) - self.window)
+        return self._first
 
     @property
     def has_hidden(self) -> bool:
@@ -67,13 +73,26 @@ class CommittedText:
         if len(targets) != len(tokens) or (hidden_NH is not None and len(hidden_NH) != len(tokens)):
             raise ValueError(f"{len(tokens)} tokens need as many distributions and hidden states")
         for place, (token, target) in enumerate(zip(tokens, targets, strict=True)):
-            slot = len(self.tokens) % self.window
+            slot = self._make_room(len(target.ids))
             self._targets[slot] = target
             if hidden_NH is not None:
                 if self._hidden is None:
                     self._hidden = np.zeros((self.window, hidden_NH.shape[1]), np.float32)
                 self._hidden[slot] = hidden_NH[place]
             self.tokens.append(token)
+
+    def _make_room(self, entries: int) -> int:
+        """Forget the oldest positions where the next does not fit; return its slot."""
+        self._entries += entries
+        while self._first < len(self.tokens) and (
+            len(self.tokens) - self._first >= self.window or self._entries > MOST_ENTRIES
+        ):
+            slot = self._first % self.window
+            forgotten = self._targets[slot]
+            self._entries -= 0 if forgotten is None else len(forgotten.ids)
+            self._targets[slot] = None
+            self._first += 1
+        return len(self.tokens) % self.window
 
     def target(self, position: int) -> Distribution:
         """Return what ``tokens[position]`` was drawn from.

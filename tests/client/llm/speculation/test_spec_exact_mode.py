@@ -19,6 +19,7 @@ from edgeduet_client.llm.plan import Vocabulary, make_plan
 from edgeduet_client.llm.request import GenerationRequest
 from edgeduet_client.llm.sampler_state import initial_state
 from edgeduet_client.llm.session import TargetSession
+from edgeduet_client.llm.speculation import text as committed
 from edgeduet_client.llm.speculation.arms import Arm
 from edgeduet_client.llm.speculation.decode import Counted, Means, speculate
 from edgeduet_client.llm.speculation.invariance import Invariance, cached_invariance, measure_invariance
@@ -173,6 +174,24 @@ def test_a_committed_text_forgets_what_is_older_than_its_window() -> None:
         bare.hidden(1)
     with pytest.raises(ValueError, match="need as many"):
         text.extend([1, 2], [certain])
+
+
+def test_a_committed_text_forgets_wide_distributions_earlier(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without truncation one position of a large vocabulary takes megabytes."""
+    monkeypatch.setattr(committed, "MOST_ENTRIES", 100)
+    text = CommittedText([1, 2], window=50)
+    wide = Distribution(np.arange(30), np.full(30, 1 / 30))
+    for token in range(10):
+        text.extend([token], [wide])
+    assert len(text) - text.first_kept == 3
+    narrow = Distribution(np.array([1]), np.ones(1))
+    for token in range(40):
+        text.extend([token], [narrow])
+    assert len(text) - text.first_kept == 40 + 2
+    assert text.target(text.first_kept) is wide
+    huge = Distribution(np.arange(500), np.full(500, 1 / 500))
+    text.extend([3], [huge])
+    assert len(text) - text.first_kept == 1
 
 
 def test_invariance_of_rows_is_measured_once_and_kept(tiny: TargetSession, tmp_path: Path) -> None:
