@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from edgeduet_client.llm.errors import RequestError
 from edgeduet_client.llm.generate import Answer, Clock, Finished, Interruption, Sampling, TextPiece
 from edgeduet_client.llm.kv_cache import KVCache
 from edgeduet_client.llm.model_folder import GRAPH
@@ -21,11 +22,13 @@ from edgeduet_client.llm.speculation.invariance import Invariance, cached_invari
 from edgeduet_client.llm.speculation.options import DrafterOptions, SpeculationOptions
 from edgeduet_client.llm.speculation.registry import drafter_factory
 from edgeduet_client.llm.speculation.stats import SpeculationStats, SurvivalStats
+from edgeduet_shared.errors import nearest
 
 if TYPE_CHECKING:
     from edgeduet_client.llm.local_model import LocalModel
     from edgeduet_client.llm.speculation.costs import CostModel
 
+SELECTORS = ("fixed", "ratio")
 DRAFTERS_FOLDER = "drafters"
 """Where trained drafters lie in a model's folder, each in a folder of its own."""
 
@@ -112,6 +115,12 @@ class Speculator:
             )
         granule = 1 if found is None else found.granule
         arms = {drafter.name: lengths_for(drafter, options.lengths, granule) for drafter in drafters}
+        if options.selector not in SELECTORS:
+            raise RequestError(
+                f"no selector {options.selector!r}{nearest(options.selector, SELECTORS)}; there are "
+                f"{', '.join(SELECTORS)}",
+                "selector",
+            )
         selector = FixedArm(Arm(drafters[0].name, arms[drafters[0].name][-1]) if drafters else NO_DRAFT)
         return cls(options, drafters, selector, invariance=found)
 
@@ -184,6 +193,8 @@ class Speculator:
 
     def _stats(self, counted: Counted, finished: Finished, *, busy: bool) -> SpeculationStats:
         rounds, notes = counted.rounds, []
+        if self.options.selector != "fixed" and isinstance(self._means.selector, FixedArm) and self.drafters:
+            notes.append(f"selector {self.options.selector} is not there yet: one arm was played throughout")
         if busy:
             notes.append("the drafters were in use by another request, so this one took plain steps")
         if self.invariance is not None and not self.invariance.holds:
