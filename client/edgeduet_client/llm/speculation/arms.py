@@ -53,8 +53,14 @@ class Selector(Protocol):
     def choose(self, costs: CostModel | None, context_length: int) -> Arm:
         """Return the arm of the next round, after ``context_length`` tokens."""
 
-    def learn(self, survival: Mapping[str, NDArray[np.float64]]) -> None:
-        """Take up the survival curves of all scored drafters at one start."""
+    def learn(self, survival: Mapping[str, NDArray[np.float64]], proposed: Mapping[str, int] | None = None) -> None:
+        """Take up what is known about one start.
+
+        Args:
+            survival: curves of all drafters that were scored there.
+            proposed: how many tokens each would have proposed; one left out: all it may. A drafter that finds nothing
+                to propose costs a plain step, not a long one.
+        """
 
     def played(self, round: Round) -> None:
         """Take up how a round went."""

@@ -1,0 +1,167 @@
+"""Which drafters are scored at which starts, within a share of the time.
+
+Starts are taken in blocks of neighbours, because one call of a drafter scores a block for little more than a single
+start; the first blocks of a request are short, so that something is known soon. Whether a drafter is scored on a
+block is settled when the block *opens*, before any token behind its first start is known: whatever the text then
+says, no start is left out or added, so every curve that is handed on is unbiased.
+
+Every drafter has an account. ``share`` of the time of all rounds is paid in, in equal parts; what exceeds two blocks
+of an account goes to the others. A block is scored when the account covers what it took before. A drafter that stands
+clearly below the best is scored at every 2nd, 4th, ... up to every 64th block, until it stands better again: the best
+one is scored all the time, so when it falls, the others' standing rises.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from edgeduet_client.llm.speculation.delay_queue import DelayQueue
+
+BLOCKS = (4, 8, 16)
+"""Starts of the blocks of a request; the last goes on."""
+DOMINATED = 0.85
+"""Share of the best rate below which a drafter is looked at more and more rarely."""
+LONGEST_PERIOD = 64
+_ACCOUNT_BLOCKS = 2.0
+_REMEMBERED = 0.7
+
+
+@dataclass(frozen=True)
+class Block:
+    """Neighbouring starts whose horizon is committed, and who is to be scored there."""
+
+    starts: tuple[int, ...]
+    drafters: tuple[str, ...]
+
+
+@dataclass
+class _Account:
+    """What a drafter's scoring may take.
+
+    Attributes:
+        credit: seconds paid in and not spent.
+        reserved: of open blocks, oldest first: what was set aside, so that two of them do not spend the same credit.
+        seconds_per_start: what scoring took lately; ``None``: never scored.
+        period: scored at every how-many-th block.
+        due_in: blocks until it is due.
+    """
+
+    credit: float = 0.0
+    reserved: deque[float] = field(default_factory=deque)
+    seconds_per_start: float | None = None
+    period: int = 1
+    due_in: int = 0
+
+    def cost(self, starts: int) -> float:
+        return 0.0 if self.seconds_per_start is None else self.seconds_per_start * starts
+
+    def affords(self, starts: int) -> bool:
+        if self.seconds_per_start is None:
+            # The first block shows what blocks cost; until then there is no second.
+            return not self.reserved
+        return self.credit - sum(self.reserved) >= self.cost(starts)
+
+    @property
+    def wants(self) -> bool:
+        return self.seconds_per_start is None or self.credit < _ACCOUNT_BLOCKS * self.cost(BLOCKS[-1])
+
+
+class EvaluationBudget:
+    """Schedules scoring over all requests of a model.
+
+    Args:
+        drafters: their names.
+        depth: tokens of the horizon.
+        share: of the time of all rounds that scoring may take on top; 0: nothing is ever scored.
+        standing: the best rate of each drafter as a share of the best of all, as far as it is known; what it says
+            affects blocks that have not opened yet only.
+    """
+
+    def __init__(
+        self,
+        drafters: Sequence[str],
+        *,
+        depth: int,
+        share: float,
+        standing: Callable[[], Mapping[str, float]] = dict,
+    ) -> None:
+        if not 0 <= share < 1:
+            raise ValueError(f"a share of {share} of the time")
+        self.depth = depth
+        self.share = share
+        self.spent = 0.0
+        self.elapsed = 0.0
+        self._standing = standing
+        self._accounts = {name: _Account() for name in drafters}
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a request; what was not scored of the last one never will be."""
+        for account in self._accounts.values():
+            account.reserved.clear()
+        self._queue = DelayQueue(self.depth)
+        self._planned: list[tuple[int, tuple[str, ...]]] = []
+        self._released: list[int] = []
+        self._opened = 0
+        self._room = 0
+
+    def push(self, start: int) -> None:
+        """Take up ``start``; where it opens a block, settle who will be scored on it."""
+        if self._room == 0:
+            size = BLOCKS[min(self._opened, len(BLOCKS) - 1)]
+            self._opened += 1
+            self._room = size
+            self._planned.append((size, self._settle(size)))
+        self._room -= 1
+        self._queue.push(start)
+
+    def paid(self, seconds: float) -> None:
+        """Pay in for a round that took ``seconds``, scoring not included."""
+        self.elapsed += seconds
+        left = self.share * seconds
+        wanting = [account for account in self._accounts.values() if account.wants]
+        for account in wanting:
+            account.credit += left / len(wanting)
+
+    def due(self, length: int) -> list[Block]:
+        """Return the blocks that can be scored now that ``length`` tokens are committed, each once."""
+        self._released += self._queue.release(length)
+        blocks = []
+        while self._planned and len(self._released) >= self._planned[0][0]:
+            size, drafters = self._planned.pop(0)
+            starts, self._released = tuple(self._released[:size]), self._released[size:]
+            if drafters:
+                blocks.append(Block(starts, drafters))
+        return blocks
+
+    def took(self, drafter: str, starts: int, seconds: float) -> None:
+        """Take up what scoring ``drafter`` at ``starts`` starts took."""
+        account = self._accounts[drafter]
+        self.spent += seconds
+        account.credit -= seconds
+        if account.reserved:
+            account.reserved.popleft()
+        latest = seconds / starts
+        before = account.seconds_per_start
+        account.seconds_per_start = latest if before is None else _REMEMBERED * before + (1 - _REMEMBERED) * latest
+
+    def _settle(self, size: int) -> tuple[str, ...]:
+        if self.share == 0:
+            return ()
+        standing = self._standing()
+        chosen = []
+        for name, account in self._accounts.items():
+            if standing.get(name, 1.0) >= DOMINATED:
+                account.period = 1
+                account.due_in = min(account.due_in, 0)
+            account.due_in -= 1
+            if account.due_in > 0 or not account.affords(size):
+                continue
+            if standing.get(name, 1.0) < DOMINATED:
+                account.period = min(2 * account.period, LONGEST_PERIOD)
+            account.due_in = account.period
+            account.reserved.append(account.cost(size))
+            chosen.append(name)
+        return tuple(chosen)

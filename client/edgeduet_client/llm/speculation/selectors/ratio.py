@@ -1,0 +1,143 @@
+"""The default: most tokens per second, follow the leader on the ratio of sums.
+
+With full information no exploration of drafters is needed: evidence about all of them comes with every committed
+token. What is compared is (1 + sum of discounted survival) / seconds of every arm, no draft included.
+
+* Hysteresis: another arm that promises more than ``hysteresis`` times the rate of the one in use is taken at once.
+  A smaller advantage must add up to the worth of ``patience`` rounds of such an advantage first, so that noise does
+  not make it jump, yet no arm that is a little slower than another stays in use.
+* Costs of steps that were not made for a while may be wrong (another process slowed the machine down). Such a step is
+  made now and then: no draft while drafting, the best draft while not. What that may lose is ``probe_share`` of the
+  time.
+* What rounds really emitted, over what was expected, corrects each drafter's expectation a little: starts of rounds
+  are no random sample of positions, and a lossy verifier lets more pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeduet_client.llm.speculation.arms import NO_DRAFT, Arm, Round
+from edgeduet_client.llm.speculation.costs import CostModel
+from edgeduet_client.llm.speculation.evidence import Evidence
+from edgeduet_client.llm.speculation.rates import ArmRates
+
+_OLD = 32
+"""Rounds after which what a step costs is looked at again."""
+_HOPE = 2.0
+"""A step is looked at again only where it would pay if it took this much less time."""
+_CORRECTION_ROUNDS = 64.0
+_CORRECTION = (0.8, 1.25)
+
+
+class RatioSelector:
+    """Maximises tokens per second.
+
+    Args:
+        arms: to choose from.
+        discount: weight of evidence one scored start older.
+        carry_over: scored starts that earlier requests count for.
+        hysteresis: another arm that is so much faster is taken at once.
+        patience: rounds of such an advantage that smaller ones must add up to.
+        probe_share: of the time that looking again at costs may lose.
+    """
+
+    def __init__(
+        self,
+        arms: Sequence[Arm],
+        *,
+        discount: float = 0.995,
+        carry_over: float = 4.0,
+        hysteresis: float = 1.03,
+        patience: float = 8.0,
+        probe_share: float = 0.005,
+    ) -> None:
+        self.table = ArmRates(arms)
+        self.evidence = Evidence(self.table.drafters, self.table.depth, discount=discount, carry_over=carry_over)
+        self._hysteresis = hysteresis
+        self._patience = patience
+        self._probe_share = probe_share
+        self._current = NO_DRAFT
+        self._missed = 0.0
+        self._probe_seconds = 0.0
+        self._expected: tuple[Arm, float] = (NO_DRAFT, 1.0)
+        self._emitted = np.full(len(self.table.drafters), _CORRECTION_ROUNDS)
+        self._foreseen = np.full(len(self.table.drafters), _CORRECTION_ROUNDS)
+        self._standing: dict[str, float] = {}
+
+    def start_request(self) -> None:
+        """Begin with what the latest requests showed."""
+        self.evidence.start_request()
+        self._missed = 0.0
+        self._current = NO_DRAFT
+
+    def choose(self, costs: CostModel | None, context_length: int) -> Arm:
+        """Return the arm that promises most tokens per second, or the one in use if it is about as good."""
+        if costs is None:
+            raise ValueError("the ratio selector needs costs")
+        tokens_A = 1 + (self.table.tokens(self.evidence.survival()) - 1) * self._correction_A()
+        seconds_A = self.table.seconds(self.evidence.reach(), costs, context_length, self._current)
+        rates_A = tokens_A / seconds_A
+        self._standing = self.table.standing(rates_A)
+        self._settle(rates_A)
+        place = self.table.place(self._current)
+        self._probe_seconds += self._probe_share * float(seconds_A[place])
+        place = self._probe(place, tokens_A, seconds_A, costs, context_length)
+        self._expected = self.table.arms[place], float(tokens_A[place])
+        return self.table.arms[place]
+
+    def learn(self, survival: Mapping[str, NDArray[np.float64]], proposed: Mapping[str, int] | None = None) -> None:
+        """Take up one start."""
+        self.evidence.add(survival, proposed)
+
+    def played(self, round: Round) -> None:
+        """Compare what a round emitted with what was expected of its arm."""
+        arm, foreseen = self._expected
+        if round.arm != arm or arm.drafter is None:
+            return
+        row = self.table.drafters.index(arm.drafter)
+        keep = 1 - 1 / (4 * _CORRECTION_ROUNDS)
+        self._emitted[row] = keep * self._emitted[row] + round.emitted - 1
+        self._foreseen[row] = keep * self._foreseen[row] + foreseen - 1
+
+    def standing(self) -> Mapping[str, float]:
+        """Return each drafter's best rate as a share of the best of all, as of the last choice."""
+        return self._standing
+
+    def _settle(self, rates_A: NDArray[np.float64]) -> None:
+        best, now = int(rates_A.argmax()), self.table.place(self._current)
+        advantage = float(rates_A[best] / rates_A[now])
+        self._missed = self._missed + advantage - 1 if best != now else 0.0
+        if advantage > self._hysteresis or self._missed > self._patience * (self._hysteresis - 1):
+            self._current = self.table.arms[best]
+            self._missed = 0.0
+
+    def _probe(
+        self,
+        place: int,
+        tokens_A: NDArray[np.float64],
+        seconds_A: NDArray[np.float64],
+        costs: CostModel,
+        context_length: int,
+    ) -> int:
+        """Return the arm to play instead of ``place`` to see what its step costs now, or ``place``."""
+        rate = tokens_A[place] / seconds_A[place]
+        lost_A = seconds_A - tokens_A / rate
+        hopeful_A = tokens_A * _HOPE / seconds_A > rate
+        for other in np.argsort(lost_A, kind="stable"):
+            if lost_A[other] > self._probe_seconds:
+                break
+            arm = self.table.arms[other]
+            same_step = arm.length == self.table.arms[place].length
+            if same_step or not hopeful_A[other] or costs.age(arm.length + 1, context_length) <= _OLD:
+                continue
+            self._probe_seconds -= max(float(lost_A[other]), 0.0)
+            return int(other)
+        return place
+
+    def _correction_A(self) -> NDArray[np.float64]:
+        by_drafter = np.append(np.clip(self._emitted / self._foreseen, *_CORRECTION), 1.0)
+        return self.table.by_arm(by_drafter)
