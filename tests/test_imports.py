@@ -44,13 +44,14 @@ EXTRAS = {
     "edgeduet_client.device": {"llm", "device"},
     "edgeduet_client.device.commands": set(),
     "edgeduet_client.device.training_rules": set(),
+    "edgeduet_client.drafters": {"train", "llm"},
     "edgeduet_client.llm": {"llm"},
     "edgeduet_client.llm.graph": {"export"},
     "edgeduet_sim": {"train", "server", "sim"},
     "edgeduet_sim.backbone_build": {"train", "server", "sim", "backbone"},
 }
 LANGUAGE_MODEL = "edgeduet_client.llm"
-MEETING_POINTS = {"edgeduet_client.cli", "edgeduet_client.device"}
+MEETING_POINTS = {"edgeduet_client.cli", "edgeduet_client.device", "edgeduet_client.drafters"}
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,14 @@ def test_the_language_model_and_the_federated_part_of_the_client_do_not_import_e
         if within(found.importer, LANGUAGE_MODEL) != within(found.imported, LANGUAGE_MODEL):
             wrong.append(str(found))
     assert not wrong, "\n".join(wrong)
+
+
+def test_only_the_client_app_reaches_what_trains_drafters_and_only_when_it_is_asked_to() -> None:
+    drafters = "edgeduet_client.drafters"
+    reaching = [f for f in all_imports() if within(f.imported, drafters) and not within(f.importer, drafters)]
+    inside_the_client = [found for found in reaching if within(found.importer, "edgeduet_client")]
+    assert {found.importer for found in inside_the_client} == {"edgeduet_client.app"}
+    assert all(found.deferred for found in inside_the_client)
 
 
 def extras_of(module: str) -> set[str]:

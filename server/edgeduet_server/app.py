@@ -103,15 +103,16 @@ def _serve(
 
     experiment = experiment_for(config.scenario_json, config.seed, config.split_file)
     strategy = make_strategy(config.method, config.options, config.scenario, experiment)
-    evaluate = GlobalEvaluation(experiment, strategy)
+    # A drafter is judged on texts, which no server holds.
+    evaluate = GlobalEvaluation(experiment, strategy) if config.scenario.learns == "classifier" else None
 
-    def after_stage(state: ServerState, stage: int) -> Mapping[str, Any]:
+    def after_stage(state: ServerState, stage: int) -> Mapping[str, Any] | None:
         if record is not None:
             record.keep_model(state, stage)
-        return evaluate(state, stage)
+        return None if evaluate is None else evaluate(state, stage)
 
     if record is not None:
-        record.describe(tasks=[task.name for task in experiment.split.tasks])
+        record.describe(tasks=list(experiment.task_names))
         listeners = (*listeners, record.listener)
     recorder = JsonlRecorder(config.run_dir / "metrics.jsonl", listeners)
     try:
@@ -120,11 +121,11 @@ def _serve(
             strategy,
             config.scenario,
             start=strategy.initial_state(config.seed),
-            stages=len(experiment.split.tasks),
+            stages=len(experiment.task_names),
             recorder=recorder,
             checkpoints=CheckpointStore(
                 config.run_dir / "checkpoints",
-                {**config.identity(), "split": experiment.split.digest},
+                {**config.identity(), "split": experiment.split_digest},
                 every=config.checkpoint_every,
                 personal=grid if isinstance(grid, PersonalSnapshot) else None,
             ),

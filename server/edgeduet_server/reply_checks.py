@@ -17,9 +17,12 @@ from edgeduet_shared.messages import TrainReply, TrainRequest
 
 @dataclass(frozen=True)
 class ExpectedReply:
-    """Shapes of what a request asks for: the uploaded parameters by name, and the digest if any."""
+    """Shapes of what a request asks for: the uploaded parameters by name, and the digest if any.
 
-    update: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    ``update`` is None where the server learns names and shapes from the replies: any finite arrays will do.
+    """
+
+    update: Mapping[str, tuple[int, ...]] | None = field(default_factory=dict)
     digest: tuple[int, ...] | None = None
 
 
@@ -34,7 +37,10 @@ def rejection(reply: TrainReply, client: int, request: TrainRequest, expected: E
     if reply.examples <= 0:
         return "zero-examples", "the client has no training example for this task"
     digest = {"digest": expected.digest} if expected.digest is not None else {}
-    for what, arrays, shapes in (("update", reply.update, expected.update), ("digest", reply.digest, digest)):
+    update = {name: array.shape for name, array in reply.update.items()} if expected.update is None else expected.update
+    if expected.update is None and not update:
+        return "missing-name", "the update is empty"
+    for what, arrays, shapes in (("update", reply.update, update), ("digest", reply.digest, digest)):
         for name, array in arrays.items():
             if name not in shapes:
                 return "unknown-name", f"{what} '{name}' was not asked for"

@@ -10,12 +10,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from edgeduet_shared.errors import ConfigError, nearest
 
@@ -166,8 +176,62 @@ class PrivacyConfig(Section):
         return self
 
 
+class DrafterConfig(Section):
+    """Where clients train drafters of a language model instead of a classifier (docs/federated-drafters.md)."""
+
+    target: str = Field(
+        "", description="language model whose drafters are trained, name or folder; empty = clients train a classifier"
+    )
+    domains: tuple[str, ...] = Field(
+        (),
+        description="NAME=SOURCE each (docs/federated-drafters.md); client c holds texts of domain c % (their number)",
+    )
+    share_experts: bool = Field(
+        False, description="hand every client's own drafter to all others; false = only the average leaves the server"
+    )
+    train_tokens: int = Field(20_000, ge=8, description="tokens of text a client trains on")
+    test_prompts: int = Field(8, ge=1, description="held-out texts per domain which the target goes on from")
+    prompt_tokens: int = Field(32, ge=1, description="tokens of such a text that are given")
+    answer_tokens: int = Field(64, ge=8, description="tokens the target adds, greedily; drafters are judged on them")
+    kind: str = Field("recurrent", description="kind of drafter")
+    depth: int = Field(3, ge=1, le=16, description="longest draft")
+    width: int = Field(128, ge=1, description="width of the drafter's recurrent state")
+    draft_cost: float = Field(0.05, ge=0, description="time of one drafted token / time of a plain step of the target")
+    verify_cost: float = Field(0.1, ge=0, description="time of each further row of a step / time of a plain step")
+
+    @field_validator("domains")
+    @classmethod
+    def _named(cls, domains: tuple[str, ...]) -> tuple[str, ...]:
+        names = [domain.partition("=")[0] for domain in domains]
+        for domain, name in zip(domains, names, strict=True):
+            if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", name) or not domain.partition("=")[2]:
+                raise ValueError(f"'{domain}': expected NAME=SOURCE, the name in small letters, digits and '-'")
+            if names.count(name) > 1:
+                raise ValueError(f"domain '{name}' is there twice")
+        return domains
+
+    @model_validator(mode="after")
+    def _target_needs_domains(self) -> DrafterConfig:
+        if bool(self.target) != bool(self.domains):
+            raise ValueError("target and domains go together: give both, or neither")
+        return self
+
+    def domain(self, client: int) -> str:
+        """Return the name of the domain whose texts ``client`` holds."""
+        return self.domain_names[client % len(self.domains)]
+
+    @property
+    def domain_names(self) -> tuple[str, ...]:
+        """Names of the domains, in order."""
+        return tuple(domain.partition("=")[0] for domain in self.domains)
+
+
 class Scenario(Section):
-    """Everything that makes runs comparable, except the method and the seed."""
+    """Everything that makes runs comparable, except the method and the seed.
+
+    A scenario with a ``drafter.target`` trains drafters; what it says of images and backbones is not used, and the
+    section ``drafter`` of any other scenario is left out where a scenario is written down.
+    """
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="scenario name")
     purpose: str = Field("", description="one line: what this scenario is for")
@@ -178,6 +242,19 @@ class Scenario(Section):
     train: TrainConfig = TrainConfig()
     federation: FederationConfig = FederationConfig()
     privacy: PrivacyConfig = PrivacyConfig()
+    drafter: DrafterConfig = DrafterConfig()
+
+    @property
+    def learns(self) -> Literal["classifier", "drafter"]:
+        """What clients train."""
+        return "drafter" if self.drafter.target else "classifier"
+
+    @model_serializer(mode="wrap")
+    def _written(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = write(self)
+        if not self.drafter.target:
+            del values["drafter"]
+        return values
 
     def digest(self) -> str:
         """16 hex digits that identify the resolved scenario."""

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 class Experiment:
     """Lazily loaded parts of one (scenario, seed).
 
+    Where clients train drafters, only ``scenario``, ``seed``, ``task_names`` and ``split_digest`` mean anything: texts
+    and language model are the clients' business.
+
     Args:
         scenario: the resolved scenario.
         seed: of the split; the same for all methods that are compared.
@@ -62,6 +65,18 @@ class Experiment:
             split.check_table(self.table)
             return split
         return build_split(self.table, self.scenario, self.seed)
+
+    @property
+    def task_names(self) -> tuple[str, ...]:
+        """Names of the tasks, one stage each; drafters have one."""
+        if self.scenario.learns == "drafter":
+            return ("drafting",)
+        return tuple(task.name for task in self.split.tasks)
+
+    @property
+    def split_digest(self) -> str:
+        """Identifies who holds what; of texts, the scenario says it all."""
+        return self.scenario.digest() if self.scenario.learns == "drafter" else self.split.digest
 
     @cached_property
     def backbone(self) -> Backbone:

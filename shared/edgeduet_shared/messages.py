@@ -14,6 +14,7 @@ A record with another schema version, a missing field or a wrong type raises
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
@@ -27,7 +28,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from edgeduet_shared.errors import MessageError, VersionError
 from edgeduet_shared.plan import LocalPlan
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 FloatArray = npt.NDArray[np.float32]
 Arrays = dict[str, FloatArray]
@@ -77,16 +78,20 @@ class TrainReply:
 
 @dataclass(frozen=True)
 class EvaluateRequest:
-    """Ask a client to evaluate its personal model and the plain global model after a stage."""
+    """Ask a client to evaluate its personal model and the plain global model after a stage.
+
+    ``experts`` hands out the pool of drafters: parameters of other clients' drafters, keyed ``CLIENT/NAME``.
+    """
 
     kind: ClassVar[str] = "evaluate"
-    array_fields: ClassVar[tuple[str, ...]] = ("shared", "contexts")
+    array_fields: ClassVar[tuple[str, ...]] = ("shared", "contexts", "experts")
 
     stage: int
     plan: LocalPlan
     common: bool = True
     shared: Arrays = field(default_factory=dict)
     contexts: Arrays = field(default_factory=dict)
+    experts: Arrays = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -96,7 +101,8 @@ class EvaluateReply:
     ``personal`` and ``shared`` are correct predictions of the client's personal model and of the
     plain global model on the client's own test slice of each task, out of ``totals``;
     ``personal_common`` is the personal model on each task's common test set (-1 where the client
-    does not hold it, as on a device), out of ``common_totals``.
+    does not hold it, as on a device), out of ``common_totals``. Of a drafter they count first drafted tokens
+    that the target agrees with; ``figures`` holds what else a client measured, by name.
     """
 
     kind: ClassVar[str] = "evaluate-reply"
@@ -112,6 +118,7 @@ class EvaluateReply:
     held_out: int = -1
     held_out_total: int = 0
     seconds: float = 0.0
+    figures: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -197,6 +204,10 @@ def decode(record: RecordDict, expected: type[BodyT]) -> BodyT:
                 raise TypeError(f"'arrays.{name}' holds no arrays")
             values[name] = {key: _values(array) for key, array in arrays.items()}
         values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+        # What the recorder could not write down as JSON would end the run.
+        for name, value in {"seconds": values.get("seconds", 0.0), **values.get("figures", {})}.items():
+            if not math.isfinite(value):
+                raise ValueError(f"'{name}' is {value}")
         for name, right in _CHECKS_OF[expected.kind]:
             if name in values and not right(values[name]):
                 raise TypeError(f"'{name}' is {str(values[name])[:40]!r}")

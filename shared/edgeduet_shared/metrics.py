@@ -364,7 +364,7 @@ class MetricInfo:
         title: short column heading.
         meaning: one line.
         better: +1 when higher is better, -1 when lower is, 0 when neither.
-        unit: "%" (stored in [0, 1]), "points" (difference of accuracies), "bytes", "s" or "".
+        unit: "%" (stored in [0, 1]), "points" (difference of accuracies), "bytes", "tokens", "x", "s" or "".
     """
 
     title: str
@@ -404,6 +404,26 @@ METRICS: Mapping[str, MetricInfo] = {
     "bytes_down": MetricInfo("Down", "bytes sent to all clients, measured on serialised messages", -1, "bytes"),
     "trainable": MetricInfo("Trainable", "parameters trained on a client", -1, ""),
     "uploaded": MetricInfo("Uploaded", "distinct parameters a client ever uploads", -1, ""),
+    "drafted_own": MetricInfo(
+        "Own domain",
+        "tokens per pass of the target with the longest draft, the client's own domain",
+        1,
+        "tokens",
+    ),
+    "drafted_others": MetricInfo("Other domains", "the same on texts of the other domains", 1, "tokens"),
+    "drafted_mixed": MetricInfo("Mixed", "the same where the domain changes with every text", 1, "tokens"),
+    "accepted_own": MetricInfo("First token", "first drafted token accepted, own domain", 1, "%"),
+    "accepted_mixed": MetricInfo("First token, mixed", "first drafted token accepted, mixed domains", 1, "%"),
+    "pass_mixed": MetricInfo(
+        "Per pass, mixed",
+        "tokens per pass where the selector chooses lengths too, mixed domains",
+        1,
+        "tokens",
+    ),
+    "speed_own": MetricInfo(
+        "Speed", "tokens per time against plain decoding at the scenario's stated costs, own domain", 1, "x"
+    ),
+    "speed_mixed": MetricInfo("Speed, mixed", "the same, mixed domains", 1, "x"),
     "seconds": MetricInfo("Seconds", "wall-clock seconds of rounds and evaluations, on this machine", 0, "s"),
 }
 
@@ -420,6 +440,8 @@ def format_value(name: str, value: float) -> str:
         return f"{points:+.1f}" if METRICS[name].better > 0 else f"{points:.1f}"
     if unit == "bytes":
         return format_bytes(value)
+    if unit in ("tokens", "x"):
+        return f"{value:.2f}"
     if unit == "s":
         return f"{value:.0f}"
     return f"{value:,.0f}"

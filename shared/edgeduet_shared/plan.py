@@ -13,8 +13,17 @@ from pydantic import Field
 
 from edgeduet_shared.config import PrivacyConfig, Section, TrainConfig
 
-Group = Literal["shared_adapter", "router", "routed_adapters", "prompt", "fusion", "lora", "head"]
-GROUPS: tuple[Group, ...] = ("shared_adapter", "router", "routed_adapters", "prompt", "fusion", "lora", "head")
+Group = Literal["shared_adapter", "router", "routed_adapters", "prompt", "fusion", "lora", "head", "drafter"]
+GROUPS: tuple[Group, ...] = (
+    "shared_adapter",
+    "router",
+    "routed_adapters",
+    "prompt",
+    "fusion",
+    "lora",
+    "head",
+    "drafter",
+)
 
 
 class Parts(Section):

@@ -19,8 +19,6 @@ import typer
 from edgeduet_shared.command_line import run_command_line
 from edgeduet_sim.scenario_files import scenario_names
 
-DEFAULT_METHODS = "zero-shot,local,promptfl,fedavg-adapter,fed-duet,joint"
-
 app = typer.Typer(
     name="edgeduet-sim",
     help="Federated continual learning of a frozen CLIP, simulated: run, compare, report.",
@@ -112,8 +110,15 @@ def _root(
 def run(
     scenario: ScenarioArgument,
     method: Annotated[
-        str, typer.Option("--method", "-m", help="Method, with options after ':'.", autocompletion=_complete_method)
-    ] = "fed-duet",
+        str | None,
+        typer.Option(
+            "--method",
+            "-m",
+            help="Method, with options after ':'.  [default: fed-duet; drafter-pool where drafters are trained]",
+            autocompletion=_complete_method,
+            show_default=False,
+        ),
+    ] = None,
     set_: SetOption = [],  # noqa: B006 - typer needs a list and copies it
     data: DataOption = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
@@ -137,13 +142,14 @@ def run(
     """
     from edgeduet_shared.method_spec import MethodSpec
     from edgeduet_sim import runner
+    from edgeduet_sim.methods import default_method
     from edgeduet_sim.progress import make_narrator, warnings_shown
 
     narrator = make_narrator(as_json=json, quiet=quiet)
     setup = _engine_setup(engine, block, workers)
-    job = runner.make_job(
-        _open(scenario, set_, data, skip_corrupt), MethodSpec.parse(method), seed, _out(out, scenario)
-    )
+    resolved = _open(scenario, set_, data, skip_corrupt)
+    spec = MethodSpec.parse(method or default_method(resolved))
+    job = runner.make_job(resolved, spec, seed, _out(out, scenario))
     narrator.message(runner.notice(job.scenario))
     with warnings_shown(narrator), _resumable(f"the same command with --resume goes on ({job.folder})"):
         result = runner.run_one(job, setup, narrator, resume=resume, command=_command())
@@ -156,9 +162,13 @@ def run(
 def compare(
     scenario: ScenarioArgument,
     methods: Annotated[
-        str,
-        typer.Option(help="Methods by comma, or 'all'; options after ':'.", autocompletion=_complete_method),
-    ] = DEFAULT_METHODS,
+        str | None,
+        typer.Option(
+            help="Methods by comma, or 'all'; options after ':'.  [default: reference, controls and ours]",
+            autocompletion=_complete_method,
+            show_default=False,
+        ),
+    ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds: 0, 1, ...")] = 3,
     set_: SetOption = [],  # noqa: B006 - typer needs a list and copies it
     data: DataOption = None,
@@ -184,14 +194,14 @@ def compare(
     """
     from edgeduet_shared.method_spec import parse_methods
     from edgeduet_sim import runner
-    from edgeduet_sim.methods import spell_out
+    from edgeduet_sim.methods import default_methods, spell_out
     from edgeduet_sim.progress import make_narrator, warnings_shown
     from edgeduet_sim.report import write_report
 
-    specs = parse_methods(spell_out(methods))
+    resolved, folder = _open(scenario, set_, data, skip_corrupt), _out(out, scenario)
+    specs = parse_methods(spell_out(methods or default_methods(resolved), resolved))
     if ablate:
         specs = runner.with_ablations(specs)
-    resolved, folder = _open(scenario, set_, data, skip_corrupt), _out(out, scenario)
     work = [runner.make_job(resolved, spec, seed, folder) for seed in range(seeds) for spec in specs]
     narrator = make_narrator(as_json=json, quiet=quiet)
     narrator.message(runner.notice(resolved))
@@ -270,7 +280,8 @@ def describe(
         chosen = load_scenario(scenario_path(name))
         values = chosen.model_dump(mode="json")
         typer.echo(f"{chosen.name}: {chosen.purpose}")
-        rows = [(s.key, _json(value_of(values, s.key)), s.kind, s.meaning) for s in settings(Scenario)]
+        shown = [s for s in settings(Scenario) if s.key.partition(".")[0] in values]
+        rows = [(s.key, _json(value_of(values, s.key)), s.kind, s.meaning) for s in shown]
         _table("settings", [row for row in rows if row[0] not in ("name", "purpose")], head)
     elif name.partition(":")[0] in method_names():
         typer.echo(method_text(name.partition(":")[0]))

@@ -5,8 +5,12 @@ from __future__ import annotations
 import inspect
 import sys
 
-from edgeduet_server.strategies.catalogue import STRATEGIES, strategy_type
+from edgeduet_server.strategies.catalogue import STRATEGIES, methods_for, strategy_type
+from edgeduet_shared.config import Scenario
 from edgeduet_sim.describe import Setting, settings
+
+DEFAULT_METHODS = "zero-shot,local,promptfl,fedavg-adapter,fed-duet,joint"
+DRAFTER_METHODS = "drafter-local,drafter-fedavg,drafter-fedprox,drafter-pool:share=false,drafter-pool"
 
 
 def method_names() -> tuple[str, ...]:
@@ -32,6 +36,17 @@ def option_settings(name: str) -> tuple[Setting, ...]:
     return tuple(settings(strategy_type(name).options_type))
 
 
-def spell_out(methods: str) -> str:
-    """Replace ``all`` in a comma-separated list of methods by the names of all methods."""
-    return ",".join(",".join(STRATEGIES) if part.strip() == "all" else part for part in methods.split(","))
+def spell_out(methods: str, scenario: Scenario) -> str:
+    """Replace ``all`` in a comma-separated list of methods by the names of all methods for ``scenario``."""
+    names = ",".join(methods_for(scenario))
+    return ",".join(names if part.strip() == "all" else part for part in methods.split(","))
+
+
+def default_methods(scenario: Scenario) -> str:
+    """Return what is compared where nothing is chosen."""
+    return DRAFTER_METHODS if scenario.learns == "drafter" else DEFAULT_METHODS
+
+
+def default_method(scenario: Scenario) -> str:
+    """Return what is run where nothing is chosen."""
+    return "drafter-pool" if scenario.learns == "drafter" else "fed-duet"

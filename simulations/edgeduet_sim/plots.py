@@ -207,7 +207,7 @@ def matrix_map(
 def client_spread(comparison: Comparison, palette: Palette) -> Figure:
     """Personal accuracy of every client after the final stage; a bar marks the mean."""
     results = [r for r in comparison.methods if not np.isnan(r.clients_SM).all()]
-    figure, axes = _rows_figure(palette, [r.name for r in results])
+    figure, axes = rows_figure(palette, [r.name for r in results])
     for y, result in enumerate(results):
         style = style_of(result, comparison.methods, palette)
         seeds, clients = result.clients_SM.shape
@@ -229,7 +229,7 @@ def client_spread(comparison: Comparison, palette: Palette) -> Figure:
 def forgetting_dots(comparison: Comparison, palette: Palette) -> Figure:
     """Forgetting of the global and of the personal models; lines are one standard deviation over seeds."""
     results = [r for r in comparison.methods if not math.isnan(r.numbers["forgetting"].mean)]
-    figure, axes = _rows_figure(palette, [r.name for r in results])
+    figure, axes = rows_figure(palette, [r.name for r in results])
     axes.axvline(0, color=palette.muted, linewidth=0.8)
     for y, result in enumerate(results):
         style = style_of(result, comparison.methods, palette)
@@ -252,7 +252,7 @@ def forgetting_dots(comparison: Comparison, palette: Palette) -> Figure:
     axes.plot(
         [], [], color=palette.ink, marker="s", markerfacecolor=palette.paper, linestyle="", label="personal models"
     )
-    _legend(axes, palette)
+    legend(axes, palette)
     axes.set_xlabel("forgetting, points (lower is better)")
     return figure
 
@@ -327,7 +327,7 @@ def dispatch_map(counts_MK: npt.NDArray[np.int64], palette: Palette) -> Figure:
 def ablation_dots(comparison: Comparison, full: MethodResult, palette: Palette) -> Figure:
     """Change of Avg and of personal accuracy when one part is taken away, paired by seed."""
     results = [r for r in comparison.ablations if r.spec.name == full.spec.name]
-    figure, axes = _rows_figure(palette, [r.name.removeprefix(f"{full.name}:") for r in results])
+    figure, axes = rows_figure(palette, [r.name.removeprefix(f"{full.name}:") for r in results])
     axes.axvline(0, color=palette.muted, linewidth=0.8)
     for y, result in enumerate(results):
         for name, dy, filled in (("avg", -0.16, True), ("personal", 0.16, False)):
@@ -349,7 +349,7 @@ def ablation_dots(comparison: Comparison, full: MethodResult, palette: Palette) 
     axes.plot(
         [], [], color=palette.series[1], marker="s", markerfacecolor=palette.paper, linestyle="", label="Personal"
     )
-    _legend(axes, palette)
+    legend(axes, palette)
     axes.set_xlabel("change in points (left of 0: the part helps)")
     return figure
 
@@ -372,7 +372,7 @@ def _figure(palette: Palette, width: float, height: float) -> tuple[Figure, Axes
     return figure, axes
 
 
-def _rows_figure(palette: Palette, names: Sequence[str]) -> tuple[Figure, Axes]:
+def rows_figure(palette: Palette, names: Sequence[str]) -> tuple[Figure, Axes]:
     """One row per name, first on top."""
     height = 0.95 + 0.36 * max(1, len(names))
     figure, axes = _figure(palette, WIDTH, height)
@@ -387,11 +387,12 @@ def _rows_figure(palette: Palette, names: Sequence[str]) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _legend(axes: Axes, palette: Palette) -> None:
-    legend = axes.legend(
+def legend(axes: Axes, palette: Palette) -> None:
+    """Write what is what above the figure, on the right."""
+    shown = axes.legend(
         fontsize=8.5, frameon=False, ncols=2, loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.1
     )
-    for text in legend.get_texts():
+    for text in shown.get_texts():
         text.set_color(palette.ink)
 
 

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from edgeduet_shared.metrics import Kind, accuracies, format_bytes, mean
+from edgeduet_sim.drafter_results import evaluation_line
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,8 @@ def round_text(run: RunTitle, event: Mapping[str, Any]) -> str:
 
 def evaluation_text(run: RunTitle, event: Mapping[str, Any]) -> str:
     """One line about an ``evaluate`` event."""
+    if any(reply.get("figures") for reply in event["clients"]):
+        return f"drafters judged: {evaluation_line(event)}"
     general, personal = seen_accuracy(run, event)
     stage = event["stage"]
     return (

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from edgeduet_shared.atomic_files import atomic_write_text
 from edgeduet_shared.config import Scenario
 from edgeduet_shared.metrics import METRICS, MeanStd, format_value, worst_label
-from edgeduet_sim import plots
+from edgeduet_sim import drafter_report, plots
 from edgeduet_sim.comparison import (
     MAIN_METHOD,
     Comparison,
@@ -82,20 +82,24 @@ def write_report(runs: Sequence[Run], out: Path) -> ReportFiles:
     Raises:
         EdgeDuetError: the folder cannot be written.
     """
-    comparisons = compare(runs)
+    comparisons = compare([run for run in runs if run.scenario.learns == "classifier"])
+    of_drafters = drafter_report.compare_drafters([run for run in runs if run.scenario.learns == "drafter"])
     figures: list[Path] = []
-    sections = []
-    for comparison in comparisons:
-        prefix = f"{comparison.scenario.name}-" if len(comparisons) > 1 else ""
-        drawn = list(_figures(comparison))
+
+    def draw(scenario: Scenario, drawings: Iterable[_Drawing]) -> list[_Drawing]:
+        prefix = f"{scenario.name}-" if len(comparisons) + len(of_drafters) > 1 else ""
+        drawn = list(drawings)
         for figure in drawn:
-            path = out / "figures" / f"{prefix}{figure.name}.png"
-            plots.write_png(path, figure.draw)
-            figures.append(path)
-        sections.append(_section(comparison, drawn))
+            figures.append(out / "figures" / f"{prefix}{figure.name}.png")
+            plots.write_png(figures[-1], figure.draw)
+        return drawn
+
+    sections = [_section(c, draw(c.scenario, _figures(c))) for c in comparisons]
+    sections += [_drafter_section(c, draw(c.scenario, _drafter_figures(c))) for c in of_drafters]
+    texts = [*map(markdown, comparisons), *map(drafter_report.markdown, of_drafters)]
     files = ReportFiles(out / "report.html", out / "report.md", out / "report.csv", tuple(figures))
     atomic_write_text(files.html, _render(sections))
-    atomic_write_text(files.markdown, "\n".join(markdown(comparison) for comparison in comparisons))
+    atomic_write_text(files.markdown, "\n".join(texts))
     atomic_write_text(files.csv, csv_table(runs))
     return files
 
@@ -157,11 +161,12 @@ def csv_table(runs: Sequence[Run]) -> str:
     """Return one row per finished run with every number, unrounded; empty where a value does not exist."""
     buffer = io.StringIO()
     rows = [(run, run.summary()) for run in runs if run.finished]
-    names = list(rows[0][1]) if rows else []
+    names = list(dict.fromkeys(name for _, summary in rows for name in summary))
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(["scenario", "method", "seed", "split", *names, "folder"])
     for run, summary in rows:
-        numbers = ["" if math.isnan(summary[name]) else repr(summary[name]) for name in names]
+        values = [summary.get(name, math.nan) for name in names]
+        numbers = ["" if math.isnan(value) else repr(value) for value in values]
         writer.writerow([run.scenario.name, str(run.method), run.seed, run.config["split"], *numbers, run.folder])
     return buffer.getvalue()
 
@@ -250,6 +255,17 @@ def _figures(comparison: Comparison) -> Iterable[_Drawing]:
         )
 
 
+def _drafter_figures(c: drafter_report.DrafterComparison) -> Iterable[_Drawing]:
+    if c.methods:
+        yield _Drawing(
+            "domains",
+            "Tokens per pass of the target, by domain",
+            "With the longest draft at every place of the target's own greedy text, by whichever drafter the selector "
+            "chose there. Lines: one standard deviation over seeds.",
+            lambda p: drafter_report.domain_bars(c, p),
+        )
+
+
 # --- HTML ---------------------------------------------------------------------------------------------
 
 
@@ -258,6 +274,7 @@ def _section(comparison: Comparison, drawn: Sequence[_Drawing]) -> dict[str, Any
     c = comparison
     full = c.find(MAIN_METHOD)
     return {
+        "drafters": False,
         "scenario": c.scenario,
         "facts": _facts(c),
         "verdict": verdict(c),
@@ -273,6 +290,14 @@ def _section(comparison: Comparison, drawn: Sequence[_Drawing]) -> dict[str, Any
         "configuration": configuration_text(c.scenario),
         "runs": [_run_row(run) for r in c.all for run in r.runs],
         "worst": worst_label(max((math.ceil(r.clients_SM.shape[1] / 10) for r in c.methods), default=0)),
+    }
+
+
+def _drafter_section(c: drafter_report.DrafterComparison, drawn: Sequence[_Drawing]) -> dict[str, Any]:
+    return drafter_report.section(c) | {
+        "figures": [_svg(d) for d in drawn],
+        "configuration": configuration_text(c.scenario),
+        "runs": [_run_row(run) for m in c.methods for run in m.runs],
     }
 
 

@@ -33,6 +33,8 @@ from edgeduet_shared.config import Scenario
 from edgeduet_shared.errors import EdgeDuetError, StateError
 from edgeduet_shared.method_spec import MethodSpec
 from edgeduet_shared.metrics import Evaluations, accuracies, summarise
+from edgeduet_sim.drafter_results import figures_of
+from edgeduet_sim.drafter_results import summary as drafter_summary
 
 POOLED = ("centralised", "joint")
 """Methods that work on everybody's images at one place: bytes mean nothing for them."""
@@ -217,7 +219,8 @@ class ClientCounts:
 class StageRow:
     """The evaluation after one stage: global model on the common test sets, and each client's counts.
 
-    ``correct`` and ``totals`` are empty for methods without a global model (``local``).
+    ``correct`` and ``totals`` are empty for methods without a global model (``local``). ``figures`` holds, by client,
+    what clients with drafters measured.
     """
 
     stage: int
@@ -225,6 +228,7 @@ class StageRow:
     totals: tuple[int, ...]
     held_out: tuple[int, int]
     clients: Mapping[int, ClientCounts]
+    figures: Mapping[int, Mapping[str, float]]
     bytes_down: int
     bytes_up: int
     seconds: float
@@ -325,7 +329,13 @@ class Run:
             (math.nan, math.nan) if self.method.name in POOLED else (float(part.sum()) for part in self.stage_bytes())
         )
         parameters = self.config["parameters"]
-        return summarise(self.evaluations) | {
+        if self.scenario.learns == "drafter":
+            # A device cannot draft before it is handed what the last round made.
+            down += sum(row.bytes_down for row in self.stages)
+            numbers = drafter_summary(self)
+        else:
+            numbers = summarise(self.evaluations)
+        return numbers | {
             "bytes_down": down,
             "bytes_up": up,
             "trainable": float(parameters["trainable"]),
@@ -409,6 +419,7 @@ def _stage_row(event: Mapping[str, Any]) -> StageRow:
             )
             for reply in event["clients"]
         },
+        figures=figures_of(event),
         bytes_down=event["bytes_down"],
         bytes_up=event["bytes_up"],
         seconds=event["timing"]["seconds"],

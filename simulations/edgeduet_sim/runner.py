@@ -30,6 +30,8 @@ from edgeduet_shared.metrics import METRICS, format_value
 from edgeduet_shared.plan import Parts
 from edgeduet_shared.run_config import RunConfig
 from edgeduet_sim.budget import count_budget
+from edgeduet_sim.drafter_results import DRAFTER_COLUMNS, outcome
+from edgeduet_sim.drafter_runs import drafter_facts
 from edgeduet_sim.progress import Narrator, RunTitle
 from edgeduet_sim.results import FORMAT, Run, RunFolder, is_finished, load_run, run_digest, run_folder, without_nan
 from edgeduet_sim.tensorboard_events import TensorBoardEvents
@@ -192,6 +194,8 @@ def _prepare(
     command: Sequence[str],
 ) -> RunTitle:
     """Load what the run needs, say what it will be, and write its configuration."""
+    if job.scenario.learns == "drafter":
+        return _prepare_drafters(job, strategy, folder, setup, narrator, command)
     scenario, split, table = job.scenario, experiment.split, experiment.table
     if table.skipped:
         narrator.message(f"left out {table.skipped} images that cannot be read (--skip-corrupt)")
@@ -214,16 +218,7 @@ def _prepare(
         shutil.copyfile(job.split_file, folder.split)
         folder.begin(
             {
-                "format": FORMAT,
-                "digest": job.digest,
-                "scenario": scenario.model_dump(mode="json"),
-                "method": job.method.name,
-                "options": dict(job.method.options),
-                "seed": job.seed,
-                "engine": {"name": setup.engine, "block": setup.block, "workers": setup.workers},
-                "versions": versions(),
-                "git": git_revision(),
-                "command": list(command),
+                **_identity(job, setup, command),
                 "backbone": {"name": experiment.backbone.name, "fingerprint": experiment.backbone.fingerprint},
                 "split": split.digest,
                 "data": {
@@ -245,6 +240,41 @@ def _prepare(
     return title
 
 
+def _prepare_drafters(
+    job: Job, strategy: Strategy, folder: RunFolder, setup: EngineSetup, narrator: Narrator, command: Sequence[str]
+) -> RunTitle:
+    """As :func:`_prepare`, where clients train drafters; the first run of a scenario has the target read its texts."""
+    scenario = job.scenario
+    facts = drafter_facts(scenario, strategy, job.seed, narrator.message)
+    narrator.message(f"{job.name}\n{facts.budget.text()}")
+    title = RunTitle(
+        name=job.name,
+        kind=scenario.stream.kind,
+        tasks=("drafting",),
+        rounds=scenario.federation.rounds,
+        clients=scenario.federation.clients,
+    )
+    if not folder.resumed:
+        folder.begin({**_identity(job, setup, command), **facts.as_record(), "tasks": list(title.tasks)})
+    return title
+
+
+def _identity(job: Job, setup: EngineSetup, command: Sequence[str]) -> dict[str, Any]:
+    """What ``config.json`` says of any run."""
+    return {
+        "format": FORMAT,
+        "digest": job.digest,
+        "scenario": job.scenario.model_dump(mode="json"),
+        "method": job.method.name,
+        "options": dict(job.method.options),
+        "seed": job.seed,
+        "engine": {"name": setup.engine, "block": setup.block, "workers": setup.workers},
+        "versions": versions(),
+        "git": git_revision(),
+        "command": list(command),
+    }
+
+
 def zero_shot_reference(experiment: Experiment) -> dict[str, Any]:
     """Count what the frozen backbone with the hand-written template gets right: b_j, and held-out classes.
 
@@ -262,6 +292,8 @@ def zero_shot_reference(experiment: Experiment) -> dict[str, Any]:
 
 def notice(scenario: Scenario) -> str:
     """Say which data and backbone are in use, and how to get the other."""
+    if scenario.learns == "drafter":
+        return f"drafters of {scenario.drafter.target}; domains: {', '.join(scenario.drafter.domains)}"
     world = scenario.data.source == "world"
     source = "the generated world" if world else scenario.data.source
     other = "real images: --data PATH or --data hub:NAME" if world else "the generated world: --data world"
@@ -291,7 +323,8 @@ def _train(config: RunConfig, setup: EngineSetup, listeners: Sequence[Listener])
 def summary_text(run: Run) -> str:
     """Return the numbers of a run, one per line."""
     summary = run.summary()
-    names = (*SUMMARY_LINES, "bytes_up", "bytes_down", "seconds")
+    lines = DRAFTER_COLUMNS if run.scenario.learns == "drafter" else SUMMARY_LINES
+    names = (*lines, "bytes_up", "bytes_down", "seconds")
     return "\n".join(
         f"{METRICS[name].title:>14} {format_value(name, summary[name]):>9}  {METRICS[name].meaning}" for name in names
     )
@@ -300,6 +333,8 @@ def summary_text(run: Run) -> str:
 def outcome_text(run: Run) -> str:
     """Return how a run came out, in one line."""
     s = run.summary()
+    if run.scenario.learns == "drafter":
+        return outcome(s)
     moved = f"up {format_value('bytes_up', s['bytes_up'])}, down {format_value('bytes_down', s['bytes_down'])}"
     return (
         f"Avg {format_value('avg', s['avg'])}, Last {format_value('last', s['last'])}, "

@@ -22,7 +22,7 @@ from edgeduet_shared.experiment import Experiment
 from edgeduet_shared.messages import TrainReply, TrainRequest
 from edgeduet_shared.seeds import derive_seed
 
-METHODS = tuple(STRATEGIES)
+METHODS = tuple(name for name, strategy in STRATEGIES.items() if strategy.learns == "classifier")
 AVERAGING = ("promptfl", "fedclip", "fedavg-adapter", "fedavg-lora", "fedprox", "fed-ewc", "fed-lwf")
 ONE_CLIENT = ("centralised", "joint")
 PHASED = ("fed-duet", "fed-duet-released")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -125,6 +127,14 @@ def test_every_body_comes_back_as_it_was_sent() -> None:
         TrainReply(1, 0, 0, 3, 0.5, 0.5, 3, 0.1, usage={"3": 1.0}),
         EvaluateRequest(1, plan, common=False),
         EvaluateReply(1, 0, (1,), (2,), (3,), (-1,), (0,), 4, 5, 0.5),
+        EvaluateReply(1, 0, (1,), (2,), (3,), (-1,), (0,), figures={"code/own/1": 0.25}),
     ]
     for body in bodies:
         assert decode(encode(body), type(body)) == body
+
+
+@pytest.mark.parametrize("changes", [{"seconds": math.nan}, {"figures": {"code/own/1": math.inf}}])
+def test_numbers_that_cannot_be_written_down_are_refused(changes: dict[str, Any]):
+    reply = dataclasses.replace(EvaluateReply(1, 0, (1,), (2,), (3,), (-1,), (0,)), **changes)
+    with pytest.raises(MessageError, match="malformed"):
+        decode(encode(reply), EvaluateReply)

@@ -263,11 +263,14 @@ def test_malformed_methods_are_refused(text: str):
         MethodSpec.parse(text)
 
 
-def test_all_stands_for_every_method() -> None:
+def test_all_stands_for_every_method_that_suits_the_scenario() -> None:
     from edgeduet_sim.methods import method_names, spell_out
 
-    assert parse_methods(spell_out("all")) == parse_methods(",".join(method_names()))
-    assert spell_out("local,fed-duet:fusion=false") == "local,fed-duet:fusion=false"
+    images = Scenario(name="images")
+    texts = Scenario.model_validate({"name": "texts", "drafter": {"target": "m", "domains": ["a=folder:a"]}})
+    both = [str(spec) for scenario in (images, texts) for spec in parse_methods(spell_out("all", scenario))]
+    assert both == list(method_names())
+    assert spell_out("local,fed-duet:fusion=false", images) == "local,fed-duet:fusion=false"
 
 
 def test_a_method_list_has_no_doubles_and_is_not_empty():

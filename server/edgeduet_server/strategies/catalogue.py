@@ -6,6 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgeduet_server.strategies.centralised import Centralised, Joint
+from edgeduet_server.strategies.drafter_fedavg import DrafterFedAvg
+from edgeduet_server.strategies.drafter_fedprox import DrafterFedProx
+from edgeduet_server.strategies.drafter_local import DrafterLocal
+from edgeduet_server.strategies.drafter_pool import DrafterPool
 from edgeduet_server.strategies.fed_duet import FedDuet
 from edgeduet_server.strategies.fed_duet_released import FedDuetReleased
 from edgeduet_server.strategies.fed_ewc import FedEwc
@@ -40,9 +44,18 @@ STRATEGIES: dict[str, type[Strategy]] = {
         FedDuet,
         Centralised,
         Joint,
+        DrafterLocal,
+        DrafterFedAvg,
+        DrafterFedProx,
+        DrafterPool,
     )
 }
-"""In the order of tables: reference, controls, federated baselines, ours, upper references."""
+"""In the order of tables: reference, controls, federated baselines, ours, upper references; then those of drafters."""
+
+
+def methods_for(scenario: Scenario) -> tuple[str, ...]:
+    """Return the names of the methods that train what ``scenario`` is about."""
+    return tuple(name for name, strategy in STRATEGIES.items() if strategy.learns == scenario.learns)
 
 
 def strategy_type(method: str) -> type[Strategy]:
@@ -60,7 +73,12 @@ def make_strategy(method: str, options: Mapping[str, Any], scenario: Scenario, e
     """Build the strategy of ``method`` with its ``options``.
 
     Raises:
-        ConfigError: unknown method or option, or a value out of range.
+        ConfigError: unknown method or option, a value out of range, or a method for another kind of scenario.
     """
     kind = strategy_type(method)
+    if kind.learns != scenario.learns:
+        raise ConfigError(
+            f"method '{method}' trains a {kind.learns}, scenario '{scenario.name}' a {scenario.learns}; "
+            f"use one of {', '.join(methods_for(scenario))}"
+        )
     return kind(parse(kind.options_type, options, f"method '{method}'"), scenario, experiment)

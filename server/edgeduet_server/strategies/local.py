@@ -7,6 +7,7 @@ test sets is reported as "client on global".
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from edgeduet_server.strategies.strategy import ServerState, Strategy
 from edgeduet_shared.messages import TrainReply
@@ -19,6 +20,7 @@ class Local(Strategy):
     name = "local"
     purpose = "each client tunes its own adapter and prompt; nothing is shared"
     has_global_model = False
+    trains: ClassVar[tuple[Group, ...]] = ("shared_adapter", "prompt")
 
     @property
     def parts(self) -> Parts:
@@ -32,11 +34,10 @@ class Local(Strategy):
 
     def plan(self, stage: int, round: int) -> LocalPlan:
         """Train everything, keep everything."""
-        groups: tuple[Group, ...] = ("shared_adapter", "prompt")
         return LocalPlan(
             parts=self.parts,
-            train=groups,
-            personal=groups,
+            train=self.trains,
+            personal=self.trains,
             last_round=self.last_round(round),
             **self._round_settings(),
         )

@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -56,13 +56,15 @@ class Strategy(ABC):
         purpose: one line for ``edgeduet-sim list``.
         paper: where the method is from.
         options_type: its options.
-        owns: parameter groups of the global model.
+        learns: what its clients train; the scenario must say the same.
+        has_global_model: whether the server holds a model.
     """
 
     name: ClassVar[str]
     purpose: ClassVar[str]
     paper: ClassVar[str] = ""
     options_type: ClassVar[type[Options]] = Options
+    learns: ClassVar[Literal["classifier", "drafter"]] = "classifier"
     has_global_model: ClassVar[bool] = True
 
     def __init__(self, options: Options, scenario: Scenario, experiment: Experiment) -> None:

@@ -450,10 +450,11 @@ class RunMemory:
 
 
 def edgeduet_clients(config: RunConfig, *, block_size: int = 1) -> Clients:
-    """Return edgeduet's own clients for a run, with personal states in memory."""
+    """Return edgeduet's own clients for a run, with personal states in memory; drafters are trained one by one."""
     from edgeduet_client.app import app
     from edgeduet_client.handlers import handle_block
 
+    block_size = block_size if config.scenario.learns == "classifier" else 1
     config = replace(config, personal_dir="")
     return Clients(
         app=app,
