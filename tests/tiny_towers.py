@@ -7,6 +7,7 @@ calls give the same weights.
 from __future__ import annotations
 
 import functools
+import math
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -71,17 +72,10 @@ def tiny_backbone(vision: str, text: str = "native") -> Backbone:
             model = CustomTextCLIP(EMBED_DIM, vision_cfg, bert)
         _shake(model)
     size = vision_cfg.image_size
-    assert isinstance(size, int)
-    return Backbone(
-        name=f"tiny-{vision}-{text}",
-        model=model.float().eval().requires_grad_(False),
-        tokenizer=tokenizer,
-        transform=open_clip.image_transform(size, is_train=False),
-        fingerprint="0" * 16,
-        embed_dim=EMBED_DIM,
-        image_size=size,
-        logit_scale=20.0,
-    )
+    model.logit_scale.data.fill_(math.log(20.0))
+    transform = open_clip.image_transform(size, is_train=False)
+    name = f"tiny-{vision}-{text}"
+    return Backbone.of_model(name, model, transform, tokenizer, embed_dim=EMBED_DIM, fingerprint="0" * 16)
 
 
 def pictures(backbone: Backbone, count: int = 4, seed: int = 0) -> Tensor:

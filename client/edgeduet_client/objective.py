@@ -171,7 +171,9 @@ def without_experts(model: DuetModel, params: Params) -> Params:
 
 
 def _cross_entropy(logits_BC: Tensor, batch: Batch) -> Tensor:
-    return _mean(functional.cross_entropy(logits_BC, batch["y"], reduction="none"), batch["weight"])
+    # Not functional.cross_entropy: vmap would take it apart in Python and import sympy to do so.
+    picked_B1 = functional.log_softmax(logits_BC, dim=-1).gather(-1, batch["y"].unsqueeze(-1))
+    return _mean(-picked_B1.squeeze(-1), batch["weight"])
 
 
 def _mean(values_B: Tensor, weights_B: Tensor) -> Tensor:

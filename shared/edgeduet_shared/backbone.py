@@ -10,6 +10,10 @@ spec                    what is loaded
 ``random:ViT-B-16``     open_clip model with RANDOM weights: mechanics tests and memory planning
 ======================  =========================================================================
 
+What is loaded when: of a folder with a plain CLIP text tower, the text side at once, without open_clip
+(:mod:`edgeduet_shared.clip_text`); the rest, with open_clip, torchvision and timm, when ``model`` is first
+asked for, which is never where image features are cached and nothing inside the image tower is trained.
+
 Weights are never initialised at random unless the spec says ``random:``. Shipped folders carry a
 ``SHA256SUMS``; every listed file is checked at load, so that an altered backbone cannot silently
 change the results of an experiment.
@@ -21,21 +25,30 @@ import contextlib
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-import open_clip
 import torch
 from PIL import Image
+from safetensors import safe_open
 from torch import LongTensor, Tensor, nn
 
+from edgeduet_shared.clip_text import ClipText, clip_tokenizer, is_plain, is_text_parameter
 from edgeduet_shared.errors import BackboneError, nearest
 
-ClipModel: TypeAlias = open_clip.CLIP | open_clip.CustomTextCLIP
-"""Both have ``encode_image``, ``encode_text`` and ``logit_scale``; they differ in where the text
-tower lies (on the model, or under ``model.text``)."""
+if TYPE_CHECKING:
+    import open_clip
+
+    ClipModel: TypeAlias = open_clip.CLIP | open_clip.CustomTextCLIP
+    """Both have ``encode_image``, ``encode_text`` and ``logit_scale``; they differ in where the text
+    tower lies (on the model, or under ``model.text``)."""
+
+Tokenizer = Callable[..., LongTensor]
+"""List of n texts to ids ``[n, context_length]`` int64."""
 
 _log = logging.getLogger(__name__)
 
@@ -50,29 +63,93 @@ WEIGHTS = "open_clip_model.safetensors"
 _FINGERPRINT_HEX = 16
 
 
+class PictureTransform:
+    """The deterministic test transform of a backbone: an RGB picture to ``[3, H, W]`` float32.
+
+    Its ``repr`` says all that it does and is part of the key of feature caches.
+    """
+
+    def __init__(self, key: str, steps: Callable[[], Callable[[Image.Image], Tensor]]) -> None:
+        self._key = key
+        self._steps = steps
+
+    @property
+    def steps(self) -> Any:
+        """The torchvision transform that does it."""
+        return self._steps()
+
+    def __call__(self, picture: Image.Image) -> Tensor:
+        """Transform one picture."""
+        return cast(Tensor, self.steps(picture))
+
+    def __repr__(self) -> str:
+        return self._key
+
+
 @dataclass(frozen=True)
 class Backbone:
     """A frozen CLIP and everything needed to feed it.
 
     Attributes:
         name: the spec it was loaded from; ``random:`` specs keep their prefix.
-        model: open_clip ``CLIP`` or ``CustomTextCLIP`` in fp32, ``eval()``, no gradients.
+        text: what encodes text: the text tower alone, or the open_clip model itself.
         tokenizer: list of n texts to ids ``[n, context_length]`` int64.
-        transform: deterministic test transform, an RGB picture to ``[3, H, W]`` float32.
         fingerprint: 16 hex digits of sha256 over configuration and weights; key of feature caches.
         embed_dim: width of the joint space.
         image_size: input edge in pixels.
         logit_scale: factor on cosines, already exponentiated.
+        device: where the weights lie.
+        transform: deterministic test transform, an RGB picture to ``[3, H, W]`` float32.
+        open_model: loads the open_clip model; called once.
     """
 
     name: str
-    model: ClipModel
-    tokenizer: Callable[[list[str]], LongTensor]
-    transform: Callable[[Image.Image], Tensor]
+    text: ClipText | ClipModel
+    tokenizer: Tokenizer
     fingerprint: str
     embed_dim: int
     image_size: int
     logit_scale: float
+    device: torch.device
+    transform: PictureTransform
+    open_model: Callable[[], ClipModel]
+
+    @cached_property
+    def model(self) -> ClipModel:
+        """The open_clip ``CLIP`` or ``CustomTextCLIP`` in fp32, ``eval()``, no gradients; loaded on first use.
+
+        Raises:
+            BackboneError: the weights of the image tower do not fit the configuration.
+        """
+        return self.open_model()
+
+    @classmethod
+    def of_model(
+        cls,
+        name: str,
+        model: ClipModel,
+        transform: Callable[[Image.Image], Tensor],
+        tokenizer: Tokenizer,
+        *,
+        embed_dim: int,
+        fingerprint: str,
+        device: str | torch.device = "cpu",
+    ) -> Backbone:
+        """Freeze a loaded open_clip model and move it to ``device``."""
+        model = model.float().eval().requires_grad_(False).to(device)
+        size = model.visual.image_size  # int for ResNets, (height, width) for the other towers
+        return cls(
+            name=name,
+            text=model,
+            tokenizer=tokenizer,
+            fingerprint=fingerprint,
+            embed_dim=embed_dim,
+            image_size=int(size[0] if isinstance(size, tuple) else size),
+            logit_scale=float(model.logit_scale.exp()) if not model.logit_scale.is_meta else math.nan,
+            device=model.logit_scale.device,
+            transform=PictureTransform(repr(transform), lambda: transform),
+            open_model=lambda: model,
+        )
 
 
 @dataclass(frozen=True)
@@ -175,26 +252,84 @@ def _load_folder(spec: str, folder: Path, device: str | torch.device) -> Backbon
                 f"backbone folder '{folder}' has no {file.name} (open_clip's layout); {_offline_hint()}"
             )
     try:
-        model_config = json.loads(config_file.read_text(encoding="utf-8"))["model_cfg"]
+        config = json.loads(config_file.read_text(encoding="utf-8"))
+        model_config = config["model_cfg"]
         text_config, embed_dim = model_config["text_cfg"], int(model_config["embed_dim"])
     except (ValueError, KeyError, TypeError) as error:
         raise BackboneError(f"{config_file} is not an open_clip configuration ({_first_line(error)})") from error
     # open_clip does not resolve a vocabulary path against the folder it comes from.
     bpe_path = text_config.get("tokenizer_kwargs", {}).get("bpe_path")
-    vocabulary = {"bpe_path": str(folder / bpe_path)} if bpe_path else {}
+    vocabulary = folder / bpe_path if bpe_path else None
+    # The files are hashed, not the tensors: this also covers preprocessing and vocabulary.
+    files = [config_file, weights, *([vocabulary] if vocabulary else [])]
+    whole = _WholeFolder(folder, torch.device(device))
     try:
-        with _root_logger_silent():
-            model, _, transform = open_clip.create_model_and_transforms(f"local-dir:{folder}", require_pretrained=True)
-            tokenizer = open_clip.get_tokenizer(f"local-dir:{folder}", **vocabulary)
+        fingerprint = _fingerprint(_sha256(file) for file in files)
+        if not is_plain(model_config) or not isinstance(model_config["vision_cfg"].get("image_size"), int):
+            with _root_logger_silent():
+                import open_clip
+
+                options = {"bpe_path": str(vocabulary)} if vocabulary else {}
+                tokenizer = open_clip.get_tokenizer(f"local-dir:{folder}", **options)
+            model, transform = whole.loaded
+            facts: dict[str, Any] = {"embed_dim": embed_dim, "fingerprint": fingerprint, "device": device}
+            return Backbone.of_model(spec, model, transform, tokenizer, **facts)
+        tensors = _text_weights(weights)
+        return Backbone(
+            name=spec,
+            text=ClipText.load(embed_dim, text_config, tensors).to(device),
+            tokenizer=clip_tokenizer(text_config["context_length"], vocabulary),
+            fingerprint=fingerprint,
+            embed_dim=embed_dim,
+            image_size=model_config["vision_cfg"]["image_size"],
+            logit_scale=float(tensors["logit_scale"].float().exp()),
+            device=torch.device(device),
+            transform=PictureTransform(_preprocessing_key(config), lambda: whole.loaded[1]),
+            open_model=lambda: whole.loaded[0],
+        )
+    except BackboneError:
+        raise
     except Exception as error:  # open_clip, safetensors and timm each raise families of their own
         raise BackboneError(f"cannot load the backbone in {folder}: {_first_line(error)}") from error
-    # The files are hashed, not the tensors: this also covers preprocessing and vocabulary.
-    files = [config_file, weights, *(Path(path) for path in vocabulary.values())]
-    fingerprint = _fingerprint(_sha256(file) for file in files)
-    return _freeze(spec, model, transform, tokenizer, embed_dim, fingerprint, device)
+
+
+class _WholeFolder:
+    """The open_clip model of a folder and its test transform, loaded on first use."""
+
+    def __init__(self, folder: Path, device: torch.device) -> None:
+        self._folder = folder
+        self._device = device
+
+    @cached_property
+    def loaded(self) -> tuple[ClipModel, Callable[[Image.Image], Tensor]]:
+        """Model and transform."""
+        import open_clip  # slow: brings torchvision, timm and transformers
+
+        try:
+            with _root_logger_silent():
+                model, _, transform = open_clip.create_model_and_transforms(
+                    f"local-dir:{self._folder}", require_pretrained=True
+                )
+        except Exception as error:  # open_clip, safetensors and timm each raise families of their own
+            raise BackboneError(f"cannot load the backbone in {self._folder}: {_first_line(error)}") from error
+        return model.float().eval().requires_grad_(False).to(self._device), transform
+
+
+def _text_weights(weights: Path) -> dict[str, Tensor]:
+    """The text tower's weights and ``logit_scale``; the rest of the file is not read."""
+    with safe_open(weights, framework="pt") as file:
+        wanted = [name for name in file.keys() if is_text_parameter(name) or name == "logit_scale"]  # noqa: SIM118
+        return {name: file.get_tensor(name) for name in wanted}
+
+
+def _preprocessing_key(config: Mapping[str, Any]) -> str:
+    size, steps = config["model_cfg"]["vision_cfg"]["image_size"], config.get("preprocess_cfg", {})
+    return f"open_clip test transform, {size} px, {json.dumps(steps, sort_keys=True)}"
 
 
 def _load_from_hub(spec: str, device: str | torch.device) -> Backbone:
+    import open_clip
+
     model_name, _, tag = spec.partition("/")
     config = _open_clip_config(spec, model_name)
     tags = open_clip.list_pretrained_tags_by_model(model_name)
@@ -218,10 +353,13 @@ def _load_from_hub(spec: str, device: str | torch.device) -> Backbone:
             f"({_first_line(error)}); {_offline_hint()}"
         ) from error
     fingerprint = _fingerprint([json.dumps(config, sort_keys=True), *_tensor_digests(model)])
-    return _freeze(spec, model, transform, tokenizer, config["embed_dim"], fingerprint, device)
+    facts: dict[str, Any] = {"embed_dim": config["embed_dim"], "fingerprint": fingerprint, "device": device}
+    return Backbone.of_model(spec, model, transform, tokenizer, **facts)
 
 
 def _load_random(spec: str, device: str | torch.device) -> Backbone:
+    import open_clip
+
     model_name = spec.removeprefix("random:")
     config = _open_clip_config(spec, model_name)
     _log.warning("backbone %s has random weights: no accuracy measured with it means anything", spec)
@@ -238,30 +376,8 @@ def _load_random(spec: str, device: str | torch.device) -> Backbone:
             f"take a model with open_clip's own tokenizer, for example random:ViT-B-16"
         ) from error
     fingerprint = _fingerprint([spec, *_tensor_digests(model)])
-    return _freeze(spec, model, transform, tokenizer, config["embed_dim"], fingerprint, device)
-
-
-def _freeze(
-    spec: str,
-    model: ClipModel,
-    transform: Callable[[Image.Image], Tensor],
-    tokenizer: Callable[[list[str]], LongTensor],
-    embed_dim: int,
-    fingerprint: str,
-    device: str | torch.device,
-) -> Backbone:
-    model = model.float().eval().requires_grad_(False).to(device)
-    size = model.visual.image_size  # int for ResNets, (height, width) for the other towers
-    return Backbone(
-        name=spec,
-        model=model,
-        tokenizer=tokenizer,
-        transform=transform,
-        fingerprint=fingerprint,
-        embed_dim=embed_dim,
-        image_size=int(size[0] if isinstance(size, tuple) else size),
-        logit_scale=float(model.logit_scale.exp()),
-    )
+    facts: dict[str, Any] = {"embed_dim": config["embed_dim"], "fingerprint": fingerprint, "device": device}
+    return Backbone.of_model(spec, model, transform, tokenizer, **facts)
 
 
 # --- names, checksums, messages ------------------------------------------------------------------
@@ -279,6 +395,8 @@ def _looks_like_path(spec: str) -> bool:
 
 def _open_clip_config(spec: str, model_name: str) -> dict[str, Any]:
     """Configuration of an open_clip architecture, or an error that names the nearest one."""
+    import open_clip
+
     known = open_clip.list_models()
     if model_name in known:
         config: dict[str, Any] = open_clip.get_model_config(model_name)

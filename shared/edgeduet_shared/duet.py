@@ -112,19 +112,19 @@ class DuetModel(nn.Module):
         self.config = config
         self._backbone = backbone
         self._class_names = tuple(class_names)
-        model = backbone.model
+        text: Any = backbone.text
         self.lora_copy: LoraCopy | None = None
         if parts.lora:
             from edgeduet_shared.lora import LoraCopy  # peft is slow to import and only this part needs it
 
             self.lora_copy = LoraCopy(backbone.model, config.lora_rank)
-            model = self.lora_copy.model
+            text = self.lora_copy.model
             self.lora = self.lora_copy.updates
-        self._image: ImageTower = self._image_tower(model)
+        self._image: ImageTower = self._image_tower()
         self.front_key = self._image.front_key
         adapter = config.adapter
         self.image_adapters = _sites(self._image.site_widths, adapter, parts)
-        self._prepare_text(model)
+        self._prepare_text(text)
         if parts.fusion:
             self.fusion = Fusion(backbone.embed_dim, config.fusion)
         if parts.head:
@@ -287,20 +287,21 @@ class DuetModel(nn.Module):
 
     @property
     def _device(self) -> torch.device:
-        return self._backbone.model.logit_scale.device
+        return self._backbone.device
 
     @property
     def _has_context(self) -> bool:
         return self.parts.prompt and self.config.prompt.length > 0
 
-    def _image_tower(self, model: Any) -> ImageTower:
+    def _image_tower(self) -> ImageTower:
         if self.parts.adapters:
-            return adapted_image_tower(model, self._backbone.embed_dim, self.config.adapter)
+            return adapted_image_tower(self._backbone, self.config.adapter)
         if self.lora_copy is not None:
             return self.lora_copy.image_tower(self._backbone.embed_dim)
-        return EmbeddingTower(model, self._backbone.embed_dim, adapted=False)
+        backbone = self._backbone
+        return EmbeddingTower(lambda pixels: backbone.model.encode_image(pixels), backbone.embed_dim, adapted=False)
 
-    def _prepare_text(self, model: Any) -> None:
+    def _prepare_text(self, text: Any) -> None:
         self._fixed_text: Tensor | None = None
         self._prompted: tuple[ClassTokens, Tensor] | None = None
         self.text_adapters = nn.ModuleDict()
@@ -309,7 +310,7 @@ class DuetModel(nn.Module):
             self._fixed_text = self._template_features()
         if not (wants_sites or self.parts.lora or self._has_context or self.parts.fusion):
             return
-        self._text: TextTower = text_tower(model)
+        self._text: TextTower = text_tower(text)
         if wants_sites:
             layers = _text_layers(self.config.adapter, self._text)
             widths = {f"block{layer}": self._text.width for layer in layers}
@@ -330,7 +331,7 @@ class DuetModel(nn.Module):
         template = self.config.prompt.template
         template_words(template)
         texts = [template.replace("{}", spoken(name)) for name in self._class_names]
-        encode = self._backbone.model.encode_text
+        encode = self._backbone.text.encode_text
         chunks = [
             encode(self._backbone.tokenizer(texts[start : start + _CHUNK]).to(self._device), normalize=True)
             for start in range(0, len(texts), _CHUNK)

@@ -26,17 +26,19 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from open_clip.modified_resnet import ModifiedResNet
-from open_clip.timm_model import TimmModel
-from open_clip.transformer import VisionTransformer
 from torch import Tensor, nn
 
 from edgeduet_shared.adapters import AdapterSite, SiteNoise
+from edgeduet_shared.backbone import Backbone
 from edgeduet_shared.config import AdapterConfig
 from edgeduet_shared.errors import ConfigError
 from edgeduet_shared.transformer_block import block_forward
+
+if TYPE_CHECKING:
+    from open_clip.timm_model import TimmModel
+    from open_clip.transformer import VisionTransformer
 
 Sites = Mapping[str, AdapterSite]
 TailOutput = tuple[Tensor, tuple[Tensor, ...]]
@@ -68,17 +70,21 @@ class ImageTower(ABC):
         """
 
 
-def adapted_image_tower(model: Any, embed_dim: int, config: AdapterConfig) -> ImageTower:
-    """The image side of ``model`` with adapter sites where ``config`` places them.
+def adapted_image_tower(backbone: Backbone, config: AdapterConfig) -> ImageTower:
+    """The image side of ``backbone`` with adapter sites where ``config`` places them.
+
+    Placement ``embedding`` does not load the image tower: its front does, and only when called.
 
     Raises:
         ConfigError: the tower has no such place; names the placements that work.
     """
-    visual = model.visual
     if config.placement == "embedding":
         if config.image_layers:
             raise ConfigError("model.adapter.image_layers must be empty with placement 'embedding': it has one site")
-        return EmbeddingTower(model, embed_dim, adapted=True)
+        return EmbeddingTower(lambda pixels: backbone.model.encode_image(pixels), backbone.embed_dim, adapted=True)
+    from open_clip.transformer import VisionTransformer
+
+    visual: Any = backbone.model.visual
     if config.placement == "blocks":
         if not isinstance(visual, VisionTransformer):
             raise ConfigError(_misplaced(visual, "blocks"))
@@ -92,17 +98,23 @@ def adapted_image_tower(model: Any, embed_dim: int, config: AdapterConfig) -> Im
 
 
 class EmbeddingTower(ImageTower):
-    """Front is the whole tower; the tail adds at most one site behind the embedding."""
+    """Front is the whole tower; the tail adds at most one site behind the embedding.
+
+    Args:
+        encode_image: pixels (B, 3, H, W) to the raw embedding (B, D).
+        embed_dim: D.
+        adapted: whether there is a site.
+    """
 
     front_key = "embedding"
 
-    def __init__(self, model: Any, embed_dim: int, *, adapted: bool) -> None:
-        self._model = model
+    def __init__(self, encode_image: Callable[[Tensor], Tensor], embed_dim: int, *, adapted: bool) -> None:
+        self._encode_image = encode_image
         self.site_widths = {"embedding": embed_dim} if adapted else {}
 
     def front(self, pixels_BCHW: Tensor) -> Tensor:
         """Raw image embedding (B, D), not normalised."""
-        return self._model.encode_image(pixels_BCHW)
+        return self._encode_image(pixels_BCHW)
 
     def tail(self, x: Tensor, sites: Sites, noise: Sequence[SiteNoise]) -> TailOutput:
         """See the module docstring for the scaling."""
@@ -157,6 +169,9 @@ class ConvStages:
 
 def conv_stages(visual: Any) -> ConvStages | None:
     """Stages of an open_clip ``ModifiedResNet`` or of a timm EfficientNet or ConvNeXt trunk; None for others."""
+    from open_clip.modified_resnet import ModifiedResNet
+    from open_clip.timm_model import TimmModel
+
     if isinstance(visual, ModifiedResNet):
         layers = [visual.layer1, visual.layer2, visual.layer3, visual.layer4]
         return ConvStages(visual.stem, layers, visual.attnpool, [_last_batch_norm(layer) for layer in layers])
@@ -273,6 +288,8 @@ def _last_batch_norm(stage: nn.Module) -> int:
 
 
 def _misplaced(visual: Any, placement: str) -> str:
+    from open_clip.transformer import VisionTransformer
+
     works = ["embedding"]
     if isinstance(visual, VisionTransformer):
         works.append("blocks")

@@ -94,7 +94,7 @@ class LoraCopy:
             return PooledTower(visual)
         if isinstance(visual, VisionTransformer):
             return BlockTower(visual, (), first_trained=0)
-        return EmbeddingTower(self.model, embed_dim, adapted=False)
+        return EmbeddingTower(self.model.encode_image, embed_dim, adapted=False)
 
     @torch.no_grad()
     def save(self, values: Mapping[str, Tensor], folder: Path) -> None:

@@ -29,10 +29,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from open_clip import IMAGENET_CLASSNAMES
 from torch import Tensor, nn
 
 from edgeduet_shared.backbone import Backbone
+from edgeduet_shared.clip_text import imagenet_class_names
 from edgeduet_shared.config import PromptConfig
 from edgeduet_shared.errors import ConfigError
 from edgeduet_shared.seeds import derive_seed
@@ -154,7 +154,7 @@ def place_context(embedded_CTW: Tensor, context_LW: Tensor, start: int) -> Tenso
 
 def word_embedding_table(backbone: Backbone) -> NDArray[np.float32]:
     """The frozen token embeddings (V, W) of the backbone's text tower."""
-    return text_tower(backbone.model).word_embeddings().cpu().numpy()
+    return text_tower(backbone.text).word_embeddings().cpu().numpy()
 
 
 def context_from_words(
@@ -176,7 +176,7 @@ def context_from_words(
 
 def word_width(backbone: Backbone) -> int:
     """Width W of the text tower's token embeddings."""
-    return text_tower(backbone.model).width
+    return text_tower(backbone.text).width
 
 
 def word_centroids(backbone: Backbone, size: int, seed: int) -> NDArray[np.float32]:
@@ -185,7 +185,7 @@ def word_centroids(backbone: Backbone, size: int, seed: int) -> NDArray[np.float
     Raises:
         ConfigError: more centroids than names.
     """
-    names = sorted(set(IMAGENET_CLASSNAMES))
+    names = sorted(set(imagenet_class_names()))
     if size > len(names):
         raise ConfigError(f"model.pool.size={size} exceeds the {len(names)} names of the vocabulary; lower it")
     table = word_embedding_table(backbone)

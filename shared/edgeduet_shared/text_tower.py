@@ -14,16 +14,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from open_clip.hf_model import HFTextEncoder
 from torch import Tensor, nn
 from torch.nn import functional
 
 from edgeduet_shared.adapters import AdapterSite, SiteNoise
+from edgeduet_shared.clip_text import ClipText
 from edgeduet_shared.errors import ConfigError
 from edgeduet_shared.transformer_block import block_forward
+
+if TYPE_CHECKING:
+    from open_clip.hf_model import HFTextEncoder
 
 Sites = Mapping[str, AdapterSite]
 
@@ -70,12 +73,16 @@ class TextTower(ABC):
 
 
 def text_tower(model: Any) -> TextTower:
-    """Wrap the text side of an open_clip model.
+    """Wrap a :class:`~edgeduet_shared.clip_text.ClipText`, or the text side of an open_clip model.
 
     Raises:
         ConfigError: the tower appends its own class token or masks padding inside a bidirectional
             transformer (CoCa, SigLIP 2); contexts and text adapters are not supported there.
     """
+    if isinstance(model, ClipText):
+        return NativeTextTower(model)
+    from open_clip.hf_model import HFTextEncoder
+
     parts = getattr(model, "text", model)
     if isinstance(parts, HFTextEncoder):
         return HuggingFaceTextTower(parts)
@@ -89,7 +96,7 @@ def text_tower(model: Any) -> TextTower:
 
 
 class NativeTextTower(TextTower):
-    """open_clip's own text transformer."""
+    """open_clip's own text transformer, in open_clip's model or alone."""
 
     def __init__(self, parts: Any) -> None:
         self._parts = parts

@@ -188,7 +188,8 @@ def test_counts_of_vit_b_16_are_those_of_the_paper() -> None:
     """fed-duet.md 3.2, with the published sizes; shapes only, no memory for the backbone."""
     with torch.device("meta"):
         clip = open_clip.create_model("ViT-B-16", pretrained=None, device="meta").eval().requires_grad_(False)
-    backbone = Backbone("ViT-B-16", clip, SimpleTokenizer(), lambda _: torch.empty(0), "0" * 16, 512, 224, 100.0)
+    facts = {"embed_dim": 512, "fingerprint": "0" * 16, "device": "meta"}
+    backbone = Backbone.of_model("ViT-B-16", clip, lambda _: torch.empty(0), SimpleTokenizer(), **facts)
     published = ModelConfig.model_validate(
         {
             "adapter": {"placement": "blocks", "bottleneck": 64, "shared_bottleneck": 512, "experts": 8, "top_k": 2},

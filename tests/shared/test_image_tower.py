@@ -5,10 +5,12 @@ from __future__ import annotations
 import open_clip
 import pytest
 import torch
+from open_clip.tokenizer import SimpleTokenizer
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
 from edgeduet_shared.adapters import AdapterSite
+from edgeduet_shared.backbone import Backbone
 from edgeduet_shared.config import AdapterConfig
 from edgeduet_shared.errors import ConfigError
 from edgeduet_shared.image_tower import EmbeddingTower, ImageTower, adapted_image_tower, conv_stages
@@ -31,7 +33,7 @@ CUTS = [
 
 def tower_and_sites(vision: str, placement: str, layers: tuple[int, ...]) -> tuple[ImageTower, dict[str, AdapterSite]]:
     config = AdapterConfig.model_validate({"placement": placement, "image_layers": layers, "bottleneck": 4})
-    tower = adapted_image_tower(tiny_backbone(vision).model, EMBED_DIM, config)
+    tower = adapted_image_tower(tiny_backbone(vision), config)
     sites = {
         name: AdapterSite(width, config, routed=True).requires_grad_(False) for name, width in tower.site_widths.items()
     }
@@ -111,7 +113,7 @@ def test_the_embedding_site_reads_norm_sqrt_d_and_ignores_the_embeddings_length(
             seen.append(routing)
             return torch.ones_like(stream), None
 
-    tower = EmbeddingTower(tiny_backbone("vit").model, EMBED_DIM, adapted=True)
+    tower = EmbeddingTower(tiny_backbone("vit").model.encode_image, EMBED_DIM, adapted=True)
     raw = torch.randn(3, EMBED_DIM, generator=torch.Generator().manual_seed(0))
 
     short, _ = tower.tail(raw, {"embedding": Spy()}, ())  # type: ignore[dict-item]
@@ -168,7 +170,10 @@ def test_stages_of_other_convolutional_clips_have_the_widths_of_their_maps(name:
 def test_vit_b_16_has_sites_of_its_real_widths_in_every_block() -> None:
     model = _on_meta("ViT-B-16")
 
-    tower = adapted_image_tower(model, 512, AdapterConfig(placement="blocks"))
+    facts = {"embed_dim": 512, "fingerprint": "0" * 16, "device": "meta"}
+    backbone = Backbone.of_model("ViT-B-16", model, lambda _: torch.empty(0), SimpleTokenizer(), **facts)
+
+    tower = adapted_image_tower(backbone, AdapterConfig(placement="blocks"))
 
     assert tower.site_widths == {f"block{index}": 768 for index in range(12)}
     text = text_tower(model)

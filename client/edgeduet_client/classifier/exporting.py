@@ -64,7 +64,7 @@ def export_classifier(
         StateError: the exported graph answers otherwise than torch; the version in use stays.
         EdgeDuetError: the disk is full.
     """
-    preprocessing = Preprocessing.of_transform(backbone.transform)
+    preprocessing = Preprocessing.of_transform(backbone.transform.steps)
 
     def write(into: Path) -> ClassifierFacts:
         module = _ImageToLogits(predictor).eval()

@@ -31,7 +31,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import open_clip
@@ -44,7 +44,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from edgeduet_shared import world
-from edgeduet_shared.backbone import ClipModel
 from edgeduet_shared.errors import BackboneError
 from edgeduet_sim.backbone_build.export import (
     VOCABULARY,
@@ -56,6 +55,9 @@ from edgeduet_sim.backbone_build.export import (
 from edgeduet_sim.backbone_build.progress import counted, training_bar
 from edgeduet_sim.backbone_build.text_tower import encode_trimmed
 from edgeduet_sim.backbone_build.wordnet import VISUAL_TOPICS, WordNet, read_wordnet
+
+if TYPE_CHECKING:
+    from edgeduet_shared.backbone import ClipModel
 
 NAME = "clip-lite0"
 SEED = 0

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import open_clip
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from edgeduet_shared import world
-from edgeduet_shared.backbone import ClipModel, load_backbone
+from edgeduet_shared.backbone import load_backbone
 from edgeduet_sim.backbone_build.export import (
     VOCABULARY,
     VOCABULARY_NOTICE,
@@ -39,6 +39,9 @@ from edgeduet_sim.backbone_build.export import (
 from edgeduet_sim.backbone_build.progress import counted, training_bar
 from edgeduet_sim.backbone_build.text_tower import encode_trimmed
 from edgeduet_sim.backbone_build.zero_shot import world_table
+
+if TYPE_CHECKING:
+    from edgeduet_shared.backbone import ClipModel
 
 NAME = "clip-world"
 IMAGES = 40_000
