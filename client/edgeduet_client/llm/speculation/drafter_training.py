@@ -12,7 +12,7 @@ known at the start only). AdamW with warm-up and cosine decay, gradients clipped
 steps it guesses about half of a small model's greedy tokens.
 
 Parameters are plain arrays by name, so that they can be averaged, sent and stored by whoever trains: alone
-(:mod:`.drafter_artefact`) or in a federation.
+(:mod:`.drafter_making`) or in a federation.
 
 Axes: B starts of a batch, H hidden width, M inner width, N vocabulary.
 """
@@ -55,6 +55,9 @@ class DrafterConfig(BaseModel):
     learning_rate: float = Field(1e-3, gt=0, description="peak learning rate of AdamW")
     weight_decay: float = Field(0.01, ge=0, description="weight decay of the matrices")
     warm_up: int = Field(50, ge=0, description="updates until the learning rate is at its peak")
+    proximal: float = Field(
+        0.0, ge=0, description="weight of half the squared distance to where training began (FedProx)"
+    )
     seed: int = Field(0, ge=0, description="initial parameters and order of the starts")
 
     @property
@@ -122,6 +125,7 @@ def train(
     save: Callable[[TrainingState], None] | None = None,
     save_every: int = 100,
     deadline: float | None = None,
+    clock: Callable[[], float] = time.monotonic,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[Parameters, dict[str, float]]:
     """Train; the same data, settings and number of threads give the same parameters, interrupted or not.
@@ -132,7 +136,8 @@ def train(
         config: settings; those of the shape must be the parameters'.
         state: of an interrupted training of the same data and settings, instead of ``parameters``.
         save: called with the state every ``save_every`` updates, and at the end.
-        deadline: ``time.process_time()`` after which no update begins; the learning rate then never fell to zero.
+        deadline: on ``clock``; no update begins after it, and the learning rate has then not come down.
+        clock: seconds.
         progress: called with (updates done, updates in all).
 
     Returns:
@@ -146,9 +151,9 @@ def train(
     began = time.process_time()
     state = state or TrainingState.new(parameters)
     data = Positions.of(dataset, config.rollout)
-    trainer = _Trainer(state, data, dataset.tables.head_NH, config)
+    trainer = _Trainer(state, data, dataset.tables.head_NH, config, parameters)
     losses: list[float] = []
-    while trainer.step < config.steps and (deadline is None or time.process_time() < deadline):
+    while trainer.step < config.steps and (deadline is None or clock() < deadline):
         losses.append(trainer.update())
         if not math.isfinite(losses[-1]):
             raise ModelError(f"training diverged at update {trainer.step}; choose a smaller learning rate")
@@ -189,7 +194,7 @@ def acceptance(
     data = Positions.of(DrafterDataset(greedy, dataset.tables), depth, answers_only=True)
     tensors = {name: torch.from_numpy(values) for name, values in parameters.items()}
     head = torch.from_numpy(dataset.tables.head_NH)
-    alive_total, hit_total = np.zeros(depth), np.zeros(depth)
+    tried, right = np.zeros(depth), np.zeros(depth)
     with torch.no_grad():
         for begin in range(0, len(data.starts), config.batch):
             starts = data.starts[begin : begin + config.batch]
@@ -198,10 +203,15 @@ def acceptance(
             for k in range(1, depth + 1):
                 states = next_states(tensors, states, torch.from_numpy(data.embedding_UH[data.tokens_P[starts + k]]))
                 guess = (states @ head.T).argmax(dim=1).numpy()
-                alive_total[k - 1] += alive.sum()
+                tried[k - 1] += alive.sum()
                 alive &= guess == data.truth_P[starts + k]
-                hit_total[k - 1] += alive.sum()
-    return [hits / tried if tried else None for hits, tried in zip(hit_total, alive_total, strict=True)]
+                right[k - 1] += alive.sum()
+    return shares(right, tried)
+
+
+def shares(right: NDArray[np.float64], tried: NDArray[np.float64]) -> list[float | None]:
+    """Return right / tried, ``None`` where nothing was tried."""
+    return [float(hits / count) if count else None for hits, count in zip(right, tried, strict=True)]
 
 
 def check_parameters(parameters: Parameters, config: DrafterConfig) -> None:
@@ -215,8 +225,17 @@ def check_parameters(parameters: Parameters, config: DrafterConfig) -> None:
         )
 
 
-def next_states(parameters: dict[str, Any], states_BH: Any, embedded_BH: Any) -> Any:
-    """Return the states (B, H) behind one more token; torch tensors in, torch tensors out."""
+def next_states(
+    parameters: dict[str, Any],
+    states_BH: Any,
+    embedded_BH: Any,
+    *,
+    seen: Callable[[str, Any], None] = lambda product, inputs: None,
+) -> Any:
+    """Return the states (B, H) behind one more token; torch tensors in, torch tensors out.
+
+    ``seen`` is shown what goes into the products ``joint`` and ``down``.
+    """
     import torch
 
     def normed(x: Any, gain: str) -> Any:
@@ -226,8 +245,11 @@ def next_states(parameters: dict[str, Any], states_BH: Any, embedded_BH: Any) ->
     x = torch.cat([normed(embedded_BH, "embedding_norm"), normed(states_BH, "state_norm")], dim=-1)
     width = states_BH.shape[-1]
     inner = parameters["down"].shape[0]
+    seen("joint", x)
     passed, gate, up = (x @ parameters["joint"]).split([width, inner, inner], dim=-1)
-    return normed(passed + (torch.nn.functional.silu(gate) * up) @ parameters["down"], "output_norm")
+    gated = torch.nn.functional.silu(gate) * up
+    seen("down", gated)
+    return normed(passed + gated @ parameters["down"], "output_norm")
 
 
 class _Trainer:
@@ -237,7 +259,12 @@ class _Trainer:
     """
 
     def __init__(
-        self, state: TrainingState, data: Positions, head_NH: NDArray[np.float32], config: DrafterConfig
+        self,
+        state: TrainingState,
+        data: Positions,
+        head_NH: NDArray[np.float32],
+        config: DrafterConfig,
+        anchor: Parameters,
     ) -> None:
         import torch
 
@@ -249,6 +276,7 @@ class _Trainer:
         }
         self._first = {name: torch.from_numpy(values.copy()) for name, values in state.first.items()}
         self._second = {name: torch.from_numpy(values.copy()) for name, values in state.second.items()}
+        self._anchor = {name: torch.from_numpy(values.copy()) for name, values in anchor.items()}
         self._losses = list(state.losses)
         self._recent: list[float] = []
         self._embedding = torch.from_numpy(data.embedding_UH)
@@ -256,9 +284,11 @@ class _Trainer:
 
     def state(self) -> TrainingState:
         """Return a copy of where the training is."""
-        tensors = (self._tensors, self._first, self._second)
-        copies = [{name: values.detach().numpy().copy() for name, values in group.items()} for group in tensors]
-        return TrainingState(*copies, self.step, tuple(self._losses))
+        parameters, first, second = (
+            {name: values.detach().numpy().copy() for name, values in group.items()}
+            for group in (self._tensors, self._first, self._second)
+        )
+        return TrainingState(parameters, first, second, self.step, tuple(self._losses))
 
     def update(self) -> float:
         """Do one update; return its loss."""
@@ -284,7 +314,8 @@ class _Trainer:
     def _loss(self, starts_B: NDArray[np.int64]) -> Any:
         torch, data = self._torch, self._data
         states = torch.from_numpy(data.hidden_PH[starts_B].astype(np.float32))
-        total, weights = 0.0, 0.0
+        total: Any = 0.0
+        weights = 0.0
         # bfloat16 products are three times as fast where the processor has them; sums stay in float32.
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=_has_bfloat16(torch)):
             for depth in range(1, self._config.rollout + 1):
@@ -302,12 +333,16 @@ class _Trainer:
     def _adamw(self) -> None:
         """AdamW (Loshchilov and Hutter, 2019), betas 0.9 and 0.95."""
         torch, config = self._torch, self._config
+        tensors: dict[str, Any] = self._tensors
         with torch.no_grad():
-            gradients = {name: values.grad for name, values in self._tensors.items()}
+            gradients = {
+                name: values.grad + config.proximal * (values - self._anchor[name]) if config.proximal else values.grad
+                for name, values in tensors.items()
+            }
             norm = math.sqrt(sum(float(gradient.square().sum()) for gradient in gradients.values()))
             shrink = min(1.0, _CLIP / max(norm, 1e-12))
             rate, number = learning_rate(config, self.step), self.step + 1
-            for name, values in self._tensors.items():
+            for name, values in tensors.items():
                 gradient = gradients[name] * shrink
                 self._first[name].lerp_(gradient, 0.1)
                 self._second[name].lerp_(gradient.square(), 0.05)

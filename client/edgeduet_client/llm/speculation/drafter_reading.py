@@ -1,0 +1,310 @@
+"""Let the target write, and keep what it said at every position: the data set of a drafter.
+
+Each prompt is read and continued, half of them greedily, half drawn at temperature 0.7 (from the kept labels).
+Positions of the prompt count as well: the target has an opinion there too, and they cost a tenth of written ones.
+Of every position are stored the token, the last hidden state (16 bits) and the 24 most probable next tokens with
+their probabilities; at 576 numbers a state that is 1.3 kB.
+
+Every finished text is one record with a checksum in one append-only file per model and settings: whoever is killed
+loses the text in work, and the next call goes on with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from filelock import FileLock, Timeout
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from edgeduet_client.llm.errors import ModelError
+from edgeduet_client.llm.gate import ModelBinding, largest
+from edgeduet_client.llm.kv_cache import KVCache
+from edgeduet_client.llm.local_model import LocalModel
+from edgeduet_client.llm.session import Forward, prefill_chunks
+from edgeduet_client.llm.speculation.drafter_corpus import TrainingPrompt
+from edgeduet_client.llm.speculation.drafter_dataset import LABELS, ReadText
+from edgeduet_client.llm.tokenizer import Tokenizer
+from edgeduet_shared.atomic_files import write_failure
+
+_FORMAT = 1
+_RECORD = struct.Struct("<16sIII")  # key, positions, bytes of the payload, checksum of the payload
+
+
+class ReadingOptions(BaseModel):
+    """How the target writes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    prompt_tokens: int = Field(96, ge=4, description="tokens of a prompt, at most; longer ones lose their beginning")
+    answer_tokens: int = Field(96, ge=4, description="tokens of an answer, at most")
+    temperature: float = Field(0.7, gt=0, description="of the half that is drawn")
+    seed: int = Field(0, ge=0, description="of the draws")
+
+
+@dataclass(frozen=True)
+class PromptIds:
+    """A prompt as the target reads it.
+
+    Attributes:
+        ids: at least one.
+        first: the first position to learn from (what every chat begins with is left out).
+        greedy: how it is continued.
+    """
+
+    domain: str
+    ids: tuple[int, ...]
+    first: int
+    greedy: bool
+
+    @property
+    def key(self) -> bytes:
+        """16 bytes that name the content."""
+        content = json.dumps([self.domain, self.ids, self.first, self.greedy], separators=(",", ":"))
+        return hashlib.sha256(content.encode()).digest()[:16]
+
+
+def encode_prompts(tokenizer: Tokenizer, prompts: Sequence[TrainingPrompt], options: ReadingOptions) -> list[PromptIds]:
+    """Return the prompts as ids; requests in the model's chat form, or as plain text where it has none."""
+    frame = _chat_frame(tokenizer)
+    encoded = []
+    turns: dict[str, int] = {}
+    for prompt in prompts:
+        if prompt.chat and tokenizer.template is not None:
+            ids = tokenizer.encode_chat([{"role": "user", "content": prompt.text}])
+            kept = [*ids[:frame], *ids[frame:][-options.prompt_tokens :]]
+            first = frame
+        else:
+            # Half a document is given, the other half is for the target to write.
+            ids = tokenizer.encode_prompt(f"{prompt.text}\n\n" if prompt.chat else prompt.text)
+            kept, first = ids[: options.prompt_tokens], 0
+        if len(kept) > first:
+            turn = turns[prompt.domain] = turns.get(prompt.domain, -1) + 1
+            encoded.append(PromptIds(prompt.domain, tuple(kept), first, greedy=turn % 2 == 0))
+    return encoded
+
+
+def _chat_frame(tokenizer: Tokenizer) -> int:
+    """Return how many ids every chat begins with."""
+    if tokenizer.template is None:
+        return 0
+    one, other = (tokenizer.encode_chat([{"role": "user", "content": text}]) for text in ("a", "1"))
+    same = 0
+    while same < min(len(one), len(other)) and one[same] == other[same]:
+        same += 1
+    return same
+
+
+def read_text(local: LocalModel, cache: KVCache, prompt: PromptIds, options: ReadingOptions) -> ReadText:
+    """Read a prompt, let the target write on, and return what it said.
+
+    Args:
+        cache: of the model; emptied first.
+    """
+    session, used = local.session, local.vocabulary.used
+    cache.crop(0)
+    rows = _Rows(used)
+    for start, chunk in prefill_chunks(prompt.ids):
+        wanted = range(max(prompt.first - start, 0), len(chunk))
+        forward = session.forward(chunk, cache, rows=wanted, hidden=True)
+        if len(wanted):
+            rows.add(forward)
+    rng = np.random.default_rng([options.seed, *prompt.key])
+    tokens = list(prompt.ids)
+    room = min(options.answer_tokens, session.cache_shape.limit - len(tokens))
+    for _ in range(room):
+        token = rows.next_token(None if prompt.greedy else options.temperature, rng)
+        if token in local.manifest.eos_ids:
+            break
+        tokens.append(token)
+        rows.add(session.forward((token,), cache, hidden=True))
+    return rows.text(prompt, tokens)
+
+
+class _Rows:
+    """What the target said so far."""
+
+    def __init__(self, vocabulary: int) -> None:
+        self._vocabulary = vocabulary
+        self._hidden: list[NDArray[np.float16]] = []
+        self._ids: list[NDArray[np.int32]] = []
+        self._masses: list[NDArray[np.float16]] = []
+
+    def add(self, forward: Forward) -> None:
+        """Take up the rows of a step."""
+        assert forward.hidden is not None
+        hidden = forward.hidden.astype(np.float16)
+        if not np.isfinite(hidden).all():
+            raise ModelError("the model's last hidden states do not fit 16 bits; verify the model folder")
+        self._hidden.append(hidden)
+        for row in forward.logits[:, : self._vocabulary]:
+            ids, values = largest(row, LABELS)
+            total = np.exp(row - values[0], dtype=np.float32).sum(dtype=np.float64)
+            masses = np.zeros(LABELS, np.float16)
+            labels = np.full(LABELS, ids[0], np.int32)
+            kept = min(LABELS, len(ids))
+            labels[:kept] = ids[:kept]
+            masses[:kept] = np.exp(values[:kept].astype(np.float64) - values[0]) / total
+            self._ids.append(labels)
+            self._masses.append(masses)
+
+    def next_token(self, temperature: float | None, rng: np.random.Generator) -> int:
+        """Return the best token behind the last row, or one drawn from the kept ones."""
+        ids, masses = self._ids[-1], self._masses[-1].astype(np.float64)
+        if temperature is None:
+            return int(ids[0])
+        weights = (masses / masses.max()) ** (1 / temperature)
+        return int(rng.choice(ids, p=weights / weights.sum()))
+
+    def text(self, prompt: PromptIds, tokens: Sequence[int]) -> ReadText:
+        """Return the whole as one text."""
+        return ReadText(
+            domain=prompt.domain,
+            greedy=prompt.greedy,
+            answer=len(prompt.ids) - 1 - prompt.first,
+            tokens=np.array(tokens[prompt.first :], np.int32),
+            hidden=np.concatenate(self._hidden),
+            label_ids=np.stack(self._ids),
+            label_masses=np.stack(self._masses),
+        )
+
+
+@dataclass(frozen=True)
+class TextStore:
+    """An append-only file of read texts.
+
+    Attributes:
+        path: the file; its name holds the key of everything the records depend on.
+        hidden_width: H.
+    """
+
+    path: Path
+    hidden_width: int
+
+    @classmethod
+    def of(cls, folder: Path, binding: ModelBinding, options: ReadingOptions) -> TextStore:
+        """Return the store for a model and settings below ``folder``."""
+        key = [_FORMAT, LABELS, binding.tokenizer_sha256, binding.weights_sha256, options.model_dump()]
+        name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+        return cls(Path(folder) / f"texts-{name}.bin", binding.hidden_width)
+
+    def read(self, wanted: dict[bytes, PromptIds]) -> dict[bytes, ReadText]:
+        """Return the intact records of the prompts asked for."""
+        if not self.path.exists():
+            return {}
+        with self.path.open("rb") as stream:
+            return {
+                key: self._unpacked(wanted[key], payload, count)
+                for key, count, payload in self._records(stream)
+                if key in wanted
+            }
+
+    @contextmanager
+    def writing(self) -> Iterator[Callable[[PromptIds, ReadText], None]]:
+        """Yield a function that appends a record; what a killed writer left half written is cut off first.
+
+        Raises:
+            ModelError: another process is writing.
+            EdgeDuetError: the system refused (disk full, no permission).
+        """
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(f"{self.path}.lock", timeout=0), self.path.open("a+b") as stream:
+                stream.seek(0)
+                end = 0
+                for _ in self._records(stream):
+                    end = stream.tell()
+                stream.truncate(end)
+                yield lambda prompt, text: self._append(stream, prompt, text)
+                os.fsync(stream.fileno())
+        except Timeout:
+            raise ModelError(f"another process is writing to {self.path}; wait for it") from None
+        except OSError as error:
+            raise write_failure(self.path, error) from error
+
+    def _append(self, stream: BinaryIO, prompt: PromptIds, text: ReadText) -> None:
+        payload = b"".join(part.tobytes() for part in (text.tokens, text.hidden, text.label_ids, text.label_masses))
+        stream.write(_RECORD.pack(prompt.key, len(text), len(payload), zlib.crc32(payload)) + payload)
+        stream.flush()
+
+    @property
+    def _per_position(self) -> int:
+        return 4 + 2 * self.hidden_width + 6 * LABELS
+
+    def _records(self, stream: BinaryIO) -> Iterator[tuple[bytes, int, bytes]]:
+        """Yield (key, positions, payload) up to the end or the first record that is not whole."""
+        while len(head := stream.read(_RECORD.size)) == _RECORD.size:
+            key, count, size, checksum = _RECORD.unpack(head)
+            if size != count * self._per_position:
+                return
+            payload = stream.read(size)
+            if len(payload) != size or zlib.crc32(payload) != checksum:
+                return
+            yield key, count, payload
+
+    def _unpacked(self, prompt: PromptIds, payload: bytes, count: int) -> ReadText:
+        at = 0
+
+        def taken(dtype: type[np.generic], width: int) -> NDArray[np.generic]:
+            nonlocal at
+            size = np.dtype(dtype).itemsize * count * width
+            at += size
+            return np.frombuffer(payload[at - size : at], dtype)
+
+        return ReadText(
+            domain=prompt.domain,
+            greedy=prompt.greedy,
+            answer=len(prompt.ids) - 1 - prompt.first,
+            tokens=taken(np.int32, 1),  # type: ignore[arg-type]
+            hidden=taken(np.float16, self.hidden_width).reshape(count, self.hidden_width),  # type: ignore[arg-type]
+            label_ids=taken(np.int32, LABELS).reshape(count, LABELS),  # type: ignore[arg-type]
+            label_masses=taken(np.float16, LABELS).reshape(count, LABELS),  # type: ignore[arg-type]
+        )
+
+
+def read_texts(
+    local: LocalModel,
+    prompts: Sequence[PromptIds],
+    store: TextStore,
+    options: ReadingOptions,
+    *,
+    positions: int,
+    deadline: float | None = None,
+    clock: Callable[[], float],
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[ReadText]:
+    """Return texts of ``positions`` tokens in all, in the order of the prompts; only what is missing is computed.
+
+    Args:
+        positions: stop when so many are there; fewer where the prompts do not last.
+        deadline: on ``clock``; no text begins after it.
+        clock: seconds.
+        progress: called with (positions there, positions wanted).
+    """
+    with store.writing() as append:
+        known = store.read({prompt.key: prompt for prompt in prompts})
+        cache = local.new_cache()
+        texts: list[ReadText] = []
+        there = 0
+        for prompt in prompts:
+            if there >= positions:
+                break
+            if prompt.key not in known:
+                if deadline is not None and clock() >= deadline:
+                    break
+                known[prompt.key] = read_text(local, cache, prompt, options)
+                append(prompt, known[prompt.key])
+            texts.append(known[prompt.key])
+            there += len(known[prompt.key])
+            progress(min(there, positions), positions)
+    return texts

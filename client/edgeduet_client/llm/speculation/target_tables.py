@@ -1,0 +1,116 @@
+"""The two tables a drafter shares with its target: what tokens are read as, and the rows its head multiplies.
+
+Read from the target's own files, row by row, whatever form they are stored in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeduet_client.llm.speculation.drafter_dataset import TargetTables
+from edgeduet_client.llm.speculation.target_graph import read_graph
+
+if TYPE_CHECKING:
+    from edgeduet_client.llm.model_folder import ModelFolder
+
+
+@dataclass(frozen=True)
+class StoredTable:
+    """A matrix of the target on disk, (V, H): dense, or in blocks of 4 or 8 bits.
+
+    Attributes:
+        codes: float32 (V, H), or uint8 (V, bytes of a row).
+        scales: (V, blocks), or ``None`` for a dense table.
+        offsets: (V, blocks), or ``None`` where all are zero.
+        width: H.
+        factor: what rows are multiplied with.
+    """
+
+    codes: NDArray[Any]
+    scales: NDArray[np.float32] | None
+    offsets: NDArray[np.float32] | None
+    width: int
+    factor: float = 1.0
+
+    def rows(self, ids: NDArray[np.integer]) -> NDArray[np.float32]:
+        """Return float32 rows (n, H)."""
+        if self.scales is None:
+            return np.float32(self.factor) * self.codes[ids].astype(np.float32)
+        codes, scales = self.codes[ids], self.scales[ids]
+        blocks = scales.shape[1]
+        if codes.shape[1] * 2 >= 2 * self.width:
+            values, middle = codes.astype(np.float32), 128
+        else:
+            values = np.stack([codes & 15, codes >> 4], axis=-1).reshape(len(codes), -1).astype(np.float32)
+            middle = 8
+        values = (values.reshape(len(codes), blocks, -1) - middle) * scales[..., None]
+        if self.offsets is not None:
+            values += self.offsets[ids][..., None]
+        dense: NDArray[np.float32] = np.float32(self.factor) * values.reshape(len(codes), -1)[:, : self.width]
+        return dense
+
+
+def target_tables(folder: ModelFolder, vocabulary: NDArray[np.integer]) -> TargetTables:
+    """Return what a drafter for the ids ``vocabulary`` (ascending) shares with the model in ``folder``.
+
+    Raises:
+        ModelError: the graph was not written by ``llm import``.
+    """
+    embedding = embedding_table(folder)
+    head = head_table(folder)
+    return TargetTables(np.asarray(vocabulary, np.int64), head.rows(np.asarray(vocabulary)), embedding.rows)
+
+
+def embedding_table(folder: ModelFolder) -> StoredTable:
+    """Return what ids are read as by the first block."""
+    graph = read_graph(folder.graph)
+    scale = _small(graph, "embedding.scale")
+    return _table(folder, graph, "embedding", 1.0 if scale is None else float(scale))
+
+
+def head_table(folder: ModelFolder) -> StoredTable:
+    """Return the output matrix."""
+    graph = read_graph(folder.graph)
+    tied = not any(tensor.name in ("head", "head.codes") for tensor in graph.initializer)
+    return _table(folder, graph, "embedding" if tied else "head", 1.0)
+
+
+def _table(folder: ModelFolder, graph: Any, name: str, factor: float) -> StoredTable:
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    width = folder.manifest.hidden_width
+    if name in tensors:
+        return StoredTable(_mapped(folder, tensors[name]), None, None, width, factor)
+    codes = _mapped(folder, tensors[f"{name}.codes"])
+    offsets = tensors.get(f"{name}.offsets")
+    return StoredTable(
+        codes.reshape(len(codes), -1),
+        _mapped(folder, tensors[f"{name}.scales"]).reshape(len(codes), -1),
+        None if offsets is None else _mapped(folder, offsets).reshape(len(codes), -1),
+        width,
+        factor,
+    )
+
+
+def _mapped(folder: ModelFolder, tensor: Any) -> NDArray[Any]:
+    """Return a stored tensor as a view of its file."""
+    import onnx
+
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    if not entries:
+        return np.asarray(onnx.numpy_helper.to_array(tensor))
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    file = folder.path / entries["location"]
+    return np.memmap(file, dtype, "r", int(entries["offset"]), tuple(tensor.dims))
+
+
+def _small(graph: Any, name: str) -> NDArray[Any] | None:
+    import onnx
+
+    for tensor in graph.initializer:
+        if tensor.name == name:
+            return np.asarray(onnx.numpy_helper.to_array(tensor))
+    return None
