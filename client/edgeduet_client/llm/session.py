@@ -94,13 +94,17 @@ class TargetSession:
         context_length: the longest context in tokens.
         threads: cores a step may use; default: those this process may run on, at most four (more do not make a
             small model faster).
+        weights: folder of the weights that the graph names; default: its own.
 
     Raises:
         ModelError: onnxruntime is missing or too old, or the file is missing, damaged or no such model.
     """
 
-    def __init__(self, graph: Path | str, *, context_length: int, threads: int | None = None) -> None:
+    def __init__(
+        self, graph: Path | str, *, context_length: int, threads: int | None = None, weights: Path | None = None
+    ) -> None:
         self.path = Path(graph)
+        self._weights = weights
         self.threads = threads if threads is not None else min(usable_cores(), _MOST_THREADS)
         if self.threads < 1:
             raise ModelError(f"threads={threads} is not possible; give 1 or more, or leave it out")
@@ -182,8 +186,12 @@ class TargetSession:
         options.enable_mem_pattern = False
         # What goes wrong is raised, as one line; the library's own log would come on top of it.
         options.log_severity_level = 4
+        graph: str | bytes = str(self.path)
+        if self._weights is not None:
+            options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(self._weights))
+            graph = self.path.read_bytes()
         try:
-            return self._onnxruntime.InferenceSession(str(self.path), options, providers=["CPUExecutionProvider"])
+            return self._onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # its errors have no common base class
             raise ModelError(
                 f"ONNX Runtime {self._onnxruntime.__version__} cannot load {self.path}: {_first(error)}; "
