@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from edgeduet_client.llm.distribution import Distribution
 from edgeduet_client.llm.draw import draw
-from edgeduet_client.llm.errors import ModelError, RequestError
+from edgeduet_client.llm.errors import ModelError
 from edgeduet_client.llm.speculation.draft import Draft, Redraft
 from edgeduet_client.llm.speculation.drafter_artefact import DrafterFolder, find_drafter
+from edgeduet_client.llm.speculation.drafter_options import checked_options
 from edgeduet_client.llm.speculation.proposal_law import law_of, until_end_of_text
 from edgeduet_client.llm.speculation.target_graph import WEIGHTS_FOLDER_KEY
 from edgeduet_client.llm.speculation.text import CommittedText
@@ -228,12 +229,7 @@ class RecurrentFactory:
             ModelError: there is no such drafter, it is damaged, or it belongs to another model.
             RequestError: an option is wrong.
         """
-        try:
-            chosen = RecurrentOptions.model_validate(dict(options))
-        except ValidationError as error:
-            fault = error.errors()[0]
-            field = ".".join(map(str, fault["loc"]))
-            raise RequestError(f"drafter {name}: {field}: {fault['msg']}", f"drafters.{name}.{field}") from None
+        chosen = checked_options(RecurrentOptions, name, options)
         folder = DrafterFolder.open(find_drafter(chosen.path or name, model), model.manifest)
         if folder.card.kind != self.kind:
             raise ModelError(f"the drafter {folder.path} is of the kind {folder.card.kind}, not {self.kind}")

@@ -29,14 +29,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeduet_client.llm.speculation.drafter_training import NORM_EPSILON, Parameters
-from edgeduet_client.llm.speculation.target_graph import embedding_nodes
+from edgeduet_client.llm.speculation.target_graph import IR_VERSION, MICROSOFT, OPSET, embedding_nodes
 
 if TYPE_CHECKING:
     from edgeduet_client.llm.model_folder import ModelFolder
 
-_OPSET = 21
-_IR_VERSION = 10
-_MICROSOFT = "com.microsoft"
 _MIDDLE = 128
 _REACH = 127.0
 
@@ -115,8 +112,8 @@ def write_recurrent_graph(
         ],
         writer.initialisers,
     )
-    opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid(_MICROSOFT, 1)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=_IR_VERSION, producer_name="edgeduet")
+    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(MICROSOFT, 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="edgeduet")
     path.write_bytes(model.SerializeToString())
 
 
@@ -139,7 +136,7 @@ def _body(
     whole = _product(writer, nodes, x, products["joint"], "joint", columns)
     sizes = constant("joint.sizes", np.array([width, inner, inner], np.int64))
     nodes.append(helper.make_node("Split", [whole, sizes], ["passed", "gate", "up"], axis=-1))
-    active = writer.add(nodes, "QuickGelu", ["gate"], "active", domain=_MICROSOFT, alpha=1.0)
+    active = writer.add(nodes, "QuickGelu", ["gate"], "active", domain=MICROSOFT, alpha=1.0)
     gated = writer.add(nodes, "Mul", [active, "up"], "gated")
     mixed = _product(writer, nodes, gated, products["down"], "down")
     summed = writer.add(nodes, "Add", ["passed", mixed], "summed")

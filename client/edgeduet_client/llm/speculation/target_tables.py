@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeduet_client.llm.speculation.drafter_dataset import TargetTables
-from edgeduet_client.llm.speculation.target_graph import read_graph
+from edgeduet_client.llm.speculation.target_graph import read_graph, stored_array
 
 if TYPE_CHECKING:
     from edgeduet_client.llm.model_folder import ModelFolder
@@ -83,28 +83,16 @@ def _table(folder: ModelFolder, graph: Any, name: str, factor: float) -> StoredT
     tensors = {tensor.name: tensor for tensor in graph.initializer}
     width = folder.manifest.hidden_width
     if name in tensors:
-        return StoredTable(_mapped(folder, tensors[name]), None, None, width, factor)
-    codes = _mapped(folder, tensors[f"{name}.codes"])
+        return StoredTable(stored_array(folder.path, tensors[name]), None, None, width, factor)
+    codes = stored_array(folder.path, tensors[f"{name}.codes"])
     offsets = tensors.get(f"{name}.offsets")
     return StoredTable(
         codes.reshape(len(codes), -1),
-        _mapped(folder, tensors[f"{name}.scales"]).reshape(len(codes), -1),
-        None if offsets is None else _mapped(folder, offsets).reshape(len(codes), -1),
+        stored_array(folder.path, tensors[f"{name}.scales"]).reshape(len(codes), -1),
+        None if offsets is None else stored_array(folder.path, offsets).reshape(len(codes), -1),
         width,
         factor,
     )
-
-
-def _mapped(folder: ModelFolder, tensor: Any) -> NDArray[Any]:
-    """Return a stored tensor as a view of its file."""
-    import onnx
-
-    entries = {entry.key: entry.value for entry in tensor.external_data}
-    if not entries:
-        return np.asarray(onnx.numpy_helper.to_array(tensor))
-    dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
-    file = folder.path / entries["location"]
-    return np.memmap(file, dtype, "r", int(entries["offset"]), tuple(tensor.dims))
 
 
 def _small(graph: Any, name: str) -> NDArray[Any] | None:
