@@ -60,7 +60,7 @@ class Bigram:
         width = model.manifest.vocab_width
         return {"logits": (0.01 * np.random.default_rng(seed).standard_normal((width, width))).astype(np.float32)}
 
-    def capture(self, model: LocalModel, texts: Sequence[tuple[int, ...]]) -> Arrays:
+    def capture(self, model: LocalModel, texts: Sequence[tuple[int, ...]], config: DrafterConfig) -> Arrays:
         """The pairs of neighbours, (N, 2), in what the target writes behind the beginnings of the texts."""
         written = [greedy_answer(model, text[:6], 24)[0] for text in texts]
         pairs = [pair for text in written for pair in pairwise(text)]

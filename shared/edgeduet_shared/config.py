@@ -195,7 +195,15 @@ class DrafterConfig(Section):
     answer_tokens: int = Field(64, ge=8, description="tokens the target adds, greedily; drafters are judged on them")
     kind: str = Field("recurrent", description="kind of drafter")
     depth: int = Field(3, ge=1, le=16, description="longest draft")
-    width: int = Field(128, ge=1, description="width of the drafter's recurrent state")
+    width: int = Field(128, ge=1, description="inner width of a drafter")
+    vocabulary: int = Field(
+        8192,
+        ge=1,
+        description="tokens a drafter may propose: the first ids, in byte-pair vocabularies the most frequent; the "
+        "same for all clients, whatever they hold",
+    )
+    given_tokens: int = Field(96, ge=1, description="tokens of a training text that are given")
+    written_tokens: int = Field(64, ge=1, description="tokens of a training text that the target adds")
     draft_cost: float = Field(0.05, ge=0, description="time of one drafted token / time of a plain step of the target")
     verify_cost: float = Field(0.1, ge=0, description="time of each further row of a step / time of a plain step")
 
@@ -253,7 +261,7 @@ class Scenario(Section):
     def _written(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         values: dict[str, Any] = write(self)
         if not self.drafter.target:
-            del values["drafter"]
+            values.pop("drafter", None)
         return values
 
     def digest(self) -> str:

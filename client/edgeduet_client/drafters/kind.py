@@ -62,8 +62,8 @@ class DrafterKind(Protocol):
         """Return the values every client of a run begins with: a function of the arguments alone."""
         ...
 
-    def capture(self, model: LocalModel, texts: Sequence[tuple[int, ...]]) -> Arrays:
-        """Return what the target says on ``texts`` (token ids), as far as training needs it."""
+    def capture(self, model: LocalModel, texts: Sequence[tuple[int, ...]], config: DrafterConfig) -> Arrays:
+        """Return what the target says on, or behind the beginnings of, ``texts`` (token ids)."""
         ...
 
     def train(

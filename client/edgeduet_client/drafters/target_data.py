@@ -1,7 +1,7 @@
 """What the target says on the texts of a client: computed once per machine, shared by all methods, rounds and seeds.
 
-Training texts are read by the target as they are. What drafters are judged on is what the target itself writes: it
-goes on greedily from held-out texts, and since greedy text does not depend on any drafter, every drafter can be judged
+Drafters learn from, and are judged on, what the target itself writes behind the beginnings of a domain's texts. On
+held-out texts it writes greedily, and since greedy text does not depend on any drafter, every drafter can be judged
 at every place of it without running the target again.
 
 Files lie in the cache folder (``$EDGEDUET_CACHE``), under names made of everything they depend on.
@@ -37,8 +37,6 @@ from edgeduet_shared.errors import DataError
 log = logging.getLogger("edgeduet.client")
 
 FORMAT = 1
-LONGEST_TEXT = 512
-"""Tokens of one training text; longer pieces are cut."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +75,13 @@ def training_data(scenario: Scenario, client: int, seed: int, kind: DrafterKind)
     """
     config = scenario.drafter
     texts = training_texts(scenario, client, seed)
-    facts = {"what": "training", "kind": config.kind, "texts": _digest(texts)}
-    return _cached(config, facts, lambda: kind.capture(open_target(config.target), texts))
+    facts = {
+        "what": "training",
+        "kind": config.kind,
+        "texts": _digest(texts),
+        "tokens": [config.train_tokens, config.given_tokens, config.written_tokens],
+    }
+    return _cached(config, facts, lambda: kind.capture(open_target(config.target), texts, config))
 
 
 def judged_answers(config: DrafterConfig, domain: int) -> tuple[Answer, ...]:
@@ -105,7 +108,7 @@ def _judged_answers(config: DrafterConfig, domain: int) -> tuple[Answer, ...]:
 
 
 def training_texts(scenario: Scenario, client: int, seed: int) -> list[tuple[int, ...]]:
-    """Return the token ids of the texts ``client`` trains on.
+    """Return the beginnings (token ids) of the texts ``client`` trains on; the target goes on from them.
 
     Raises:
         DataError: its part of the domain holds none.
@@ -119,11 +122,13 @@ def training_texts(scenario: Scenario, client: int, seed: int) -> list[tuple[int
     texts: list[tuple[int, ...]] = []
     left = config.train_tokens
     for piece in pieces:
-        ids = _encode(model, piece.prompt + piece.text)[: min(left, LONGEST_TEXT)]
-        if len(ids) < 2:
+        if left <= 0:
             break
-        texts.append(ids)
-        left -= len(ids)
+        # Of a text with a prompt of its own (a question) that prompt is given, of others the beginning.
+        ids = _encode(model, piece.prompt or piece.text)[: config.given_tokens]
+        if len(ids) > 1:
+            texts.append(ids)
+            left -= len(ids) + config.written_tokens
     if not texts:
         raise DataError(
             f"client {client} holds no text of domain '{config.domain(client)}'; lower federation.clients, or give the "
