@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
@@ -110,7 +110,7 @@ class DiskStore:
         return None
 
     def save(self, run: str, client: int, at: Position, state: Arrays) -> None:
-        """Write ``state`` atomically and remove states older than the last few."""
+        """Write ``state`` atomically and remove states, damaged ones too, older than the last few."""
         folder = self._folder(run, client)
         folder.mkdir(parents=True, exist_ok=True)
         content = encode_arrays({name: np.asarray(value, order="C") for name, value in state.items()})
@@ -118,15 +118,29 @@ class DiskStore:
         earlier = [path for path in _sorted(folder) if _position(path) <= at]
         for path in earlier[:-KEPT]:
             path.unlink(missing_ok=True)
+        # Reported when it was found, and of no use once newer states are there.
+        for path in folder.glob("*.damaged"):
+            if len(earlier) >= KEPT and _position(path) < _position(earlier[-KEPT]):
+                path.unlink(missing_ok=True)
         # Left by a run that went further and was resumed from an earlier point.
         for path in _sorted(folder):
             if _position(path) > at:
                 path.unlink(missing_ok=True)
 
     def _folder(self, run: str, client: int) -> Path:
-        name = re.sub(r"[^A-Za-z0-9._-]+", "_", run)
-        # A name of dots alone would be this folder or the one above.
-        return self.root / (name if name.strip(".") else f"run{name}") / f"client-{client}"
+        return self.root / run_folder_name(run) / f"client-{client}"
+
+
+def run_folder_name(run: str) -> str:
+    """The folder of a run's states: its name, with what a file name cannot hold percent-encoded; no two runs share one.
+
+    Encoded are all but ASCII letters, digits, ``_``, ``.``, ``-`` and ``~``. A name of dots alone would be this
+    folder or the one above, so that its dots are encoded too.
+    """
+    name = quote(run, safe="", errors="surrogatepass")
+    if name.strip("."):
+        return name
+    return name.replace(".", "%2E") or "%"
 
 
 def _sorted(folder: Path) -> list[Path]:

@@ -299,6 +299,10 @@ class CheckpointStore:
             for path in self.folder.glob(pattern):
                 if path.name not in needed:
                     path.unlink()
+        # Damaged ones were reported when they were set aside; they stay until the run is well past them.
+        for path in self.folder.glob("checkpoint-*.damaged"):
+            if len(kept) == KEPT and path.name < kept[0].name:
+                path.unlink()
 
 
 class _DamagedError(Exception):

@@ -309,6 +309,43 @@ def doctor() -> None:
         raise typer.Exit(1)
 
 
+@app.command()
+def cache(
+    prune: Annotated[bool, typer.Option("--prune", help="Remove what was not used lately; asks first.")] = False,
+    days: Annotated[int, typer.Option(min=1, help="With --prune: days without use before something goes.")] = 30,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --prune: do not ask.")] = False,
+) -> None:
+    """Show what the cache folder holds and how large it is, or remove what nothing uses any more.
+
+    Whatever is removed is made again when it is needed. Features that a running process reads or writes stay.
+
+    Examples:
+
+    * `edgeduet-sim cache`
+    * `edgeduet-sim cache --prune --days 7`
+    """
+    from edgeduet_shared.errors import ConfigError
+    from edgeduet_sim.cache_entries import find_entries, remove_entries, summary_rows, unused_for
+
+    entries = find_entries()
+    if not prune:
+        _table("cache", summary_rows(entries), ("what", "folder", "entries", "size", "last used"))
+        return
+    old = unused_for(entries, days)
+    size = sum(entry.size for entry in old)
+    if not old:
+        typer.echo(f"nothing to remove: everything was used in the last {days} days")
+        return
+    question = f"remove {len(old)} of {len(entries)} entries ({size / 1e6:.1f} MB) not used for {days} days?"
+    if not yes and not sys.stdin.isatty():
+        raise ConfigError(f"{question} Nobody can be asked here: add --yes")
+    if not yes and not typer.confirm(question):
+        raise typer.Exit(1)
+    gone = remove_entries(old)
+    kept = f"; {len(old) - len(gone)} in use or not removable, kept" if len(gone) < len(old) else ""
+    typer.echo(f"removed {len(gone)} entries, {sum(entry.size for entry in gone) / 1e6:.1f} MB{kept}")
+
+
 @backbone_app.command("build")
 def backbone_build(
     name: Annotated[str, typer.Argument(help="clip-world or clip-lite0.")],

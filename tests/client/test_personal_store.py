@@ -12,9 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from edgeduet_client.personal_store import AFTER_STAGE, KEPT, DiskStore, MemoryStore
+from edgeduet_client.personal_store import AFTER_STAGE, KEPT, DiskStore, MemoryStore, run_folder_name
 from edgeduet_shared.errors import StateError
+from edgeduet_shared.names import check_name
 
 RUN = "demo-fed-duet-seed0"
 
@@ -159,6 +162,35 @@ def test_no_run_name_leads_out_of_the_folder(tmp_path: Path, run: str) -> None:
     outside = [path for path in tmp_path.rglob("*") if path.is_file() and root not in path.resolve().parents]
     assert not outside
     assert [path.name for path in (next(root.iterdir())).iterdir()] == ["client-0"], "a folder of the run's own"
+
+
+@given(names=st.lists(st.text(max_size=12), min_size=2, max_size=6, unique=True))
+@example(names=["a/b", "a_b", "a b", "a%2Fb", "", ".", "..", "%"])
+def test_no_two_runs_share_a_folder(names: list[str]) -> None:
+    folders = [run_folder_name(name) for name in names]
+
+    assert len(set(folders)) == len(names)
+    assert all(name not in ("", ".", "..") and "/" not in name and "\\" not in name for name in folders)
+
+
+@given(name=st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,30}", fullmatch=True))
+def test_names_that_runs_may_have_are_their_folders(name: str) -> None:
+    assert run_folder_name(check_name(name, "run name")) == name
+
+
+def test_a_damaged_state_goes_when_enough_newer_ones_are_there(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path)
+    for round in range(2):
+        store.save(RUN, 7, (0, round), state(round))
+    newest = max((tmp_path / RUN / "client-7").iterdir())
+    newest.write_bytes(newest.read_bytes()[:-1])
+    assert number(store.load(RUN, 7, (0, 2))) == 0
+    kept = []
+    for round in range(2, 7):
+        store.save(RUN, 7, (0, round), state(round))
+        kept.append(len(list((tmp_path / RUN / "client-7").glob("*.damaged"))))
+
+    assert kept == [1, 1, 0, 0, 0]
 
 
 WRITER = """

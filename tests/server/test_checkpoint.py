@@ -112,6 +112,9 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_used(
     again = CheckpointStore(tmp_path, {}, personal=memory).load(linear.LinearState())
     assert again is not None
     assert again[0].shared["w"][0] == 3
+    for number in (4, 5):
+        store.save(state(number), Progress(0, number), 10 * number, {0})
+    assert not list(tmp_path.glob("*.damaged")), "it goes when the run is past it"
 
 
 def test_when_every_checkpoint_is_damaged_nothing_is_guessed(tmp_path: Path) -> None:

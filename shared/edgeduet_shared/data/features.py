@@ -24,8 +24,13 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from io import BufferedRandom
+from io import BufferedRandom, BufferedReader
 from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows: mapped files cannot be removed there anyway
+    fcntl = None  # type: ignore[assignment]
 
 import filelock
 import numpy as np
@@ -79,13 +84,17 @@ class FeatureCache:
             DataError: an image cannot be decoded, the disk is full or not writable, an entry is damaged.
         """
         final = self.path(table, model_key=model_key, transform=transform)
-        if not final.exists():
-            make_folder(self.root)
-            with _locked(final.with_suffix(".lock"), progress):
-                # Another process may have finished it while this one waited.
-                if not final.exists():
-                    _Writer(final, table, transform, encode, progress).run()
-        return _open_entry(final, len(table))
+        while True:
+            if not final.exists():
+                make_folder(self.root)
+                with _locked(final.with_suffix(".lock"), progress):
+                    # Another process may have finished it while this one waited.
+                    if not final.exists():
+                        _Writer(final, table, transform, encode, progress).run()
+            entry = _open_entry(final, len(table))
+            if entry is not None:
+                return entry
+            # `edgeduet-sim cache --prune` took it between the look and the opening.
 
 
 def transform_key(transform: Transform) -> str:
@@ -230,16 +239,57 @@ def _read_header(file: BufferedRandom) -> tuple[tuple[int, ...], int]:
     return tuple(shape), file.tell()
 
 
-def _open_entry(path: Path, rows: int) -> np.memmap:
+def _open_entry(path: Path, rows: int) -> np.memmap | None:
+    """Map an entry and hold it; None when it is no longer there."""
     try:
-        features = np.load(path, mmap_mode="r")
+        held = _hold(path)
+        features: np.memmap = np.load(path, mmap_mode="r")
+    except FileNotFoundError:
+        return None
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: damaged feature cache ({error}); delete it to encode the images again") from error
     if features.dtype != np.float16 or features.shape[:1] != (rows,):
         raise DataError(
             f"{path}: damaged feature cache ({features.dtype} {features.shape}); delete it to encode the images again"
         )
+    with suppress(OSError):  # a cache on a read-only disk is fine
+        os.utime(path)  # the time of the last use, by which entries are pruned
+    features.held = held  # type: ignore[attr-defined]  # lives and dies with the mapping
     return features
+
+
+def _hold(path: Path) -> BufferedReader:
+    """Open an entry with a shared lock, which says to :func:`take_away` that it is in use.
+
+    Raises:
+        FileNotFoundError: it is not there, or was taken away while it was opened.
+    """
+    file = path.open("rb")
+    if fcntl is not None:
+        with suppress(OSError):  # file systems without locks
+            fcntl.flock(file, fcntl.LOCK_SH)
+    if os.fstat(file.fileno()).st_nlink == 0:
+        file.close()
+        raise FileNotFoundError(path)
+    return file
+
+
+def take_away(path: Path) -> bool:
+    """Remove a finished or interrupted entry unless a process maps or writes it; whether it was removed.
+
+    The lock file stays: it is empty, and taking it from under a waiting process would let two of them write.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    try:
+        with filelock.FileLock(path.with_suffix(".lock"), timeout=0), path.open("rb") as file:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+    except (filelock.Timeout, BlockingIOError, FileNotFoundError):
+        return False
+    return True
 
 
 def _bytes(rows: int, shape: tuple[int, ...]) -> int:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
-from platformdirs import user_cache_path
 from rich.console import Console
 from rich.table import Table
 
 from edgeduet_shared.backbone import BackboneCard, load_backbone, offline_backbones
+from edgeduet_shared.data.cache_folder import cache_folder
 from edgeduet_shared.errors import BackboneError, nearest
 from edgeduet_sim.backbone_build.zero_shot import world_table, zero_shot_table
 
@@ -29,7 +29,7 @@ def build(name: str, out: Path, *, minutes: float | None = None) -> None:
         raise BackboneError(f"no build script for a backbone '{name}'{nearest(name, _BUILDERS)}")
     # Imported late: the scripts need packages that no other command needs.
     script = importlib.import_module(f"edgeduet_sim.backbone_build.{_BUILDERS[name]}")
-    work = user_cache_path("edgeduet") / "backbone-build" / name
+    work = cache_folder() / "backbone-build" / name
     try:
         script.build(out, work, minutes=minutes)
     except OSError as error:
