@@ -2,8 +2,9 @@
 
 An entry is what is made and used as one: a feature file, the list of an image folder's files, the working
 folder of a build. Its age is the time since it was last read or written, whichever the file system noted
-later; features are stamped at every use. Only entries unused for at least a day can go, and features that a process has mapped
-or is encoding stay however old they are (:func:`edgeduet_shared.data.features.take_away`).
+later; features are stamped at every use. Only entries unused for at least a day can go, and features that a
+process has mapped or is encoding stay however old they are
+(:func:`edgeduet_shared.data.features.take_away`).
 """
 
 from __future__ import annotations
