@@ -31,6 +31,7 @@ from edgeduet_client.llm.command_line import (
     says_when_interrupted,
 )
 from edgeduet_client.llm.gate_commands import gate_app
+from edgeduet_client.llm.speculation.drafter_commands import drafter_app
 
 llm_app = typer.Typer(
     name="llm",
@@ -39,6 +40,7 @@ llm_app = typer.Typer(
     rich_markup_mode="markdown",
 )
 llm_app.add_typer(gate_app)
+llm_app.add_typer(drafter_app)
 
 
 def _complete_source(incomplete: str) -> list[str]:

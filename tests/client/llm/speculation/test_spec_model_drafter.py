@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tiny_llm import byte_fallback_tokenizer, write_model
 
 from edgeduet_client.llm.distribution import CERTAIN, Distribution
 from edgeduet_client.llm.errors import ModelError, RequestError
@@ -16,6 +15,7 @@ from edgeduet_client.llm.local_model import LocalModel
 from edgeduet_client.llm.speculation.draft import Draft
 from edgeduet_client.llm.speculation.model_drafter import FACTORY, LanguageModelDrafter
 from edgeduet_client.llm.speculation.text import CommittedText
+from tiny_llm import byte_fallback_tokenizer, write_model
 
 RNG = np.random.default_rng(0)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_llm import TINY, RandomWeights, write_model
 
 from edgeduet_client.llm.errors import ModelError
 from edgeduet_client.llm.graph import build_graph
@@ -18,6 +17,7 @@ from edgeduet_client.llm.session import TargetSession
 from edgeduet_client.llm.speculation.target_graph import write_truncated_graph
 from edgeduet_client.llm.speculation.text import CommittedText
 from edgeduet_client.llm.speculation.truncated import FACTORY, frequent_ids, truncate
+from tiny_llm import TINY, RandomWeights, write_model
 
 RNG = np.random.default_rng(0)
 PROMPT = [5, 6, 7, 8, 120, 33]
@@ -70,6 +70,7 @@ def test_one_layer_computes_what_a_model_of_that_layer_computes(tmp_path: Path, 
     ours = cut.forward(PROMPT, cut.new_cache(), rows=range(6), hidden=True)
     theirs = whole.forward(PROMPT, whole.new_cache(), rows=range(6), hidden=True)
     np.testing.assert_allclose(ours.logits, theirs.logits, rtol=1e-4, atol=1e-4)
+    assert ours.hidden is not None and theirs.hidden is not None
     np.testing.assert_allclose(ours.hidden, theirs.hidden, rtol=1e-4, atol=1e-4)
 
 
