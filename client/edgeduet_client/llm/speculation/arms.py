@@ -53,13 +53,19 @@ class Selector(Protocol):
     def choose(self, costs: CostModel | None, context_length: int) -> Arm:
         """Return the arm of the next round, after ``context_length`` tokens."""
 
-    def learn(self, survival: Mapping[str, NDArray[np.float64]], proposed: Mapping[str, int] | None = None) -> None:
+    def learn(
+        self,
+        survival: Mapping[str, NDArray[np.float64]],
+        proposed: Mapping[str, int] | None = None,
+        start: int | None = None,
+    ) -> None:
         """Take up what is known about one start.
 
         Args:
             survival: curves of all drafters that were scored there.
             proposed: how many tokens each would have proposed; one left out: all it may. A drafter that finds nothing
                 to propose costs a plain step, not a long one.
+            start: how many tokens were there; from neighbouring starts the rounds of an arm can be followed.
         """
 
     def played(self, round: Round) -> None:

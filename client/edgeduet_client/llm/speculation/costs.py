@@ -3,8 +3,9 @@
     seconds(i, g) = overhead + draft_i(g) + T(g + 1),   T(m): a step of the target with m rows,
 
 with T by context length (buckets that double) and draft_i(g) = first + g each. V(m) = T(m) / T(1). Every round that is
-played corrects its own cells: the median of the last five observations, so that one interrupted step moves nothing,
-goes into an exponentially weighted mean of the logarithm. Cells that were not seen for a while follow by half: when a
+played corrects its own cells: the median of the last five observations, so that one interrupted step moves little,
+goes into a mean of the logarithm whose weights fall to 1/20; where the median jumps, new observations weigh more
+again. Cells that were not seen for a while follow by half: when a
 step takes longer than it did, the reason is usually the machine and concerns all steps, but it may be this size of
 step alone. A selector that wants to know better plays an old cell now and then (:meth:`CostModel.age`).
 """
@@ -29,7 +30,10 @@ FORMAT = 1
 SMALLEST_BUCKET = 256
 """Tokens up to which a context is short; buckets end at this times 2, 4, 8, ..."""
 _MEDIAN_OF = 5
-_WEIGHT = 0.2
+_LEAST_WEIGHT = 0.05
+_JUMP = 0.25
+"""A median that far off (in logarithms) is a change, not noise."""
+_CATCH_UP_WEIGHT = 0.2
 _STALE = 32
 """Rounds after which a cell counts as not seen lately."""
 _FOLLOW = 0.5
@@ -64,9 +68,12 @@ class _Cell:
             self.window.clear()
             self.fresh = 0
         self.seen = now
-        self.fresh += 1
         self.window.append(value)
-        moved = max(_WEIGHT, 1 / (self.fresh + 1)) * (math.log(statistics.median(self.window)) - self.log)
+        off = math.log(statistics.median(self.window)) - self.log
+        if abs(off) > _JUMP and len(self.window) > _MEDIAN_OF // 2:
+            self.fresh = min(self.fresh, 2)
+        self.fresh += 1
+        moved = max(_LEAST_WEIGHT, 1 / (self.fresh + 1)) * off
         self.log += moved
         return moved
 
@@ -166,7 +173,7 @@ class CostModel:
         if name in self._drafts and drafting > 0 and (expected := self._drafts[name].seconds(round.proposed)) > 0:
             self._draft_scale[name].observe(drafting / expected, self._now)
         if name in self._drafts and (caught := round.seconds.get("catch_up", 0.0)) > 0:
-            self._catch_up[name] += _WEIGHT * (caught - self._catch_up[name])
+            self._catch_up[name] += _CATCH_UP_WEIGHT * (caught - self._catch_up[name])
 
     def scaled(self, factor: float) -> CostModel:
         """Return the same costs on a machine that takes ``factor`` times as long."""

@@ -1,14 +1,18 @@
 """Which drafters are scored at which starts, within a share of the time.
 
-Starts are taken in blocks of neighbours, because one call of a drafter scores a block for little more than a single
-start; the first blocks of a request are short, so that something is known soon. Whether a drafter is scored on a
-block is settled when the block *opens*, before any token behind its first start is known: whatever the text then
-says, no start is left out or added, so every curve that is handed on is unbiased.
+Starts are taken in blocks, because one call of a drafter scores a block for little more than a single start. The first
+blocks of a request are short, so that something is known soon; one of them takes every position, so that rounds can be
+followed through it (:mod:`.round_starts`), the others leave some out, because neighbours say nearly the same. Who is
+scored on a block is settled when the block *opens*, before any token behind its first start is known: whatever the
+text then says, no start is left out or added, so every curve that is handed on is unbiased given what was known when
+it was asked for.
 
-Every drafter has an account. ``share`` of the time of all rounds is paid in, in equal parts; what exceeds two blocks
-of an account goes to the others. A block is scored when the account covers what it took before. A drafter that stands
-clearly below the best is scored at every 2nd, 4th, ... up to every 64th block, until it stands better again: the best
-one is scored all the time, so when it falls, the others' standing rises.
+Every drafter has an account. ``share`` of the time of all rounds is paid in, in equal parts, up to what two blocks
+cost: what a cheap drafter leaves over is saved, not spent on a dear one. A block is scored when the account covers
+what it took before. Within a request a drafter is scored on the first three blocks, then on every 2nd, 4th, 8th: the
+text has shown what it is like. A drafter that stands clearly below the best goes on to every 64th, over requests. A
+change (of the text, or of a standing) brings everybody back to every block. While no draft at all is the best that can
+be done, an eighth of the share is paid in.
 """
 
 from __future__ import annotations
@@ -19,11 +23,14 @@ from dataclasses import dataclass, field
 
 from edgeduet_client.llm.speculation.delay_queue import DelayQueue
 
-BLOCKS = (4, 8, 16)
-"""Starts of the blocks of a request; the last goes on."""
+BLOCKS = ((4, 2), (8, 1), (16, 3))
+"""Starts of the blocks of a request, and positions from one to the next; the last goes on."""
 DOMINATED = 0.85
 """Share of the best rate below which a drafter is looked at more and more rarely."""
 LONGEST_PERIOD = 64
+LONGEST_PERIOD_IN_REQUEST = 8
+NOTHING_PAYS = 0.125
+"""Part of the share that is paid in while no draft is best."""
 _ACCOUNT_BLOCKS = 2.0
 _REMEMBERED = 0.7
 
@@ -65,7 +72,7 @@ class _Account:
 
     @property
     def wants(self) -> bool:
-        return self.seconds_per_start is None or self.credit < _ACCOUNT_BLOCKS * self.cost(BLOCKS[-1])
+        return self.seconds_per_start is None or self.credit < _ACCOUNT_BLOCKS * self.cost(BLOCKS[-1][0])
 
 
 class EvaluationBudget:
@@ -75,8 +82,9 @@ class EvaluationBudget:
         drafters: their names.
         depth: tokens of the horizon.
         share: of the time of all rounds that scoring may take on top; 0: nothing is ever scored.
-        standing: the best rate of each drafter as a share of the best of all, as far as it is known; what it says
-            affects blocks that have not opened yet only.
+        standing: the best rate of each drafter as a share of the best of all, no draft included, as far as it is
+            known; what it says affects blocks that have not opened yet only.
+        changes: how often the text was found to have changed.
     """
 
     def __init__(
@@ -86,6 +94,7 @@ class EvaluationBudget:
         depth: int,
         share: float,
         standing: Callable[[], Mapping[str, float]] = dict,
+        changes: Callable[[], int] = int,
     ) -> None:
         if not 0 <= share < 1:
             raise ValueError(f"a share of {share} of the time")
@@ -94,6 +103,8 @@ class EvaluationBudget:
         self.spent = 0.0
         self.elapsed = 0.0
         self._standing = standing
+        self._changes = changes
+        self._changed = 0
         self._accounts = {name: _Account() for name in drafters}
         self.begin()
 
@@ -101,29 +112,39 @@ class EvaluationBudget:
         """Begin a request; what was not scored of the last one never will be."""
         for account in self._accounts.values():
             account.reserved.clear()
+            if account.period <= LONGEST_PERIOD_IN_REQUEST:
+                account.period, account.due_in = 1, 0
         self._queue = DelayQueue(self.depth)
         self._planned: list[tuple[int, tuple[str, ...]]] = []
         self._released: list[int] = []
         self._opened = 0
         self._room = 0
+        self._next = 0
+        self._stride = 1
 
     def push(self, start: int) -> None:
-        """Take up ``start``; where it opens a block, settle who will be scored on it."""
+        """Take up ``start``, the next position; where it opens a block, settle who will be scored on it."""
         if self._room == 0:
-            size = BLOCKS[min(self._opened, len(BLOCKS) - 1)]
+            size, self._stride = BLOCKS[min(self._opened, len(BLOCKS) - 1)]
             self._opened += 1
             self._room = size
+            self._next = start
             self._planned.append((size, self._settle(size)))
+        if start < self._next:
+            return
         self._room -= 1
+        self._next = start + self._stride
         self._queue.push(start)
 
     def paid(self, seconds: float) -> None:
         """Pay in for a round that took ``seconds``, scoring not included."""
         self.elapsed += seconds
-        left = self.share * seconds
-        wanting = [account for account in self._accounts.values() if account.wants]
-        for account in wanting:
-            account.credit += left / len(wanting)
+        standing = self._standing()
+        nothing_pays = bool(standing) and max(standing.values()) < 1
+        left = self.share * seconds * (NOTHING_PAYS if nothing_pays else 1)
+        for account in self._accounts.values():
+            if account.wants:
+                account.credit += left / len(self._accounts)
 
     def due(self, length: int) -> list[Block]:
         """Return the blocks that can be scored now that ``length`` tokens are committed, each once."""
@@ -151,16 +172,18 @@ class EvaluationBudget:
         if self.share == 0:
             return ()
         standing = self._standing()
+        changed, self._changed = self._changed != self._changes(), self._changes()
         chosen = []
         for name, account in self._accounts.items():
-            if standing.get(name, 1.0) >= DOMINATED:
-                account.period = 1
-                account.due_in = min(account.due_in, 0)
+            dominated = standing.get(name, 1.0) < DOMINATED
+            if changed or (not dominated and account.period > LONGEST_PERIOD_IN_REQUEST):
+                account.period, account.due_in = 1, 0
             account.due_in -= 1
             if account.due_in > 0 or not account.affords(size):
                 continue
-            if standing.get(name, 1.0) < DOMINATED:
-                account.period = min(2 * account.period, LONGEST_PERIOD)
+            if dominated or self._opened >= len(BLOCKS):
+                longest = LONGEST_PERIOD if dominated else LONGEST_PERIOD_IN_REQUEST
+                account.period = min(2 * account.period, longest)
             account.due_in = account.period
             account.reserved.append(account.cost(size))
             chosen.append(name)

@@ -14,14 +14,21 @@ FIRST_GUESS = 0.4
 """Acceptance of every drafter before anything is known: S(k) = .4^k."""
 _PRIOR_STARTS = 1.0
 """Starts the first guess counts for."""
-_REQUEST_WEIGHT = 0.5
+_REQUEST_WEIGHT = 0.3
+_LEAST_STARTS = 3.0
+"""A request that showed less says nothing to later ones."""
+_OVERLAP = 4.0
+"""Neighbouring starts overlap: so many of them say as much as one by itself."""
+_STARTS_OF_ONE = 8.0
+_STEADIEST = 16.0
 
 
 class Evidence:
     """Survival and proposed lengths; outlives requests.
 
-    A request starts from what the latest requests showed (each half as important as the one after it), which counts
-    for ``carry_over`` starts; so a change of domain is believed soon, and the first rounds play what paid on average.
+    A request starts from what the latest requests showed, which counts for ``carry_over`` starts where requests differ
+    from each other (a change of domain is believed soon, and the first rounds play what paid on average), and for up
+    to 16 times as many where they turn out alike.
 
     Args:
         drafters: D names.
@@ -43,24 +50,28 @@ class Evidence:
         # Share of drafts with at least k tokens.
         self._prior_reach_DK = np.ones((count, depth))
         self._prior_weight_D = np.full(count, min(_PRIOR_STARTS, carry_over))
+        self._known = np.zeros(count, np.bool_)
         self._sums_DK = np.zeros((count, depth))
         self._reach_DK = np.zeros((count, depth))
-        self._weight_D = np.zeros(count)
+        self._weight_DK = np.zeros((count, depth))
+        self._variation = _Variation()
 
     def start_request(self) -> None:
         """Fold the last request into what the next one starts from."""
-        seen = self._weight_D > 0
-        if seen.any():
-            weight = self._weight_D[seen, None]
+        for row in np.flatnonzero(self._weight_DK[:, 0] >= _LEAST_STARTS):
+            weight_K = np.maximum(self._weight_DK[row], 1e-9)
+            weight, mean = float(weight_K[0]), float(self._sums_DK[row, 0] / weight_K[0])
+            if self._known[row]:
+                self._variation.add(mean - float(self._prior_DK[row, 0]), mean, weight)
+            part = _REQUEST_WEIGHT if self._known[row] else 1.0
             for prior, sums in ((self._prior_DK, self._sums_DK), (self._prior_reach_DK, self._reach_DK)):
-                prior[seen] += _REQUEST_WEIGHT * (sums[seen] / weight - prior[seen])
-            self._prior_weight_D[seen] = self._carry_over
-        self._sums_DK[:] = 0
-        self._reach_DK[:] = 0
-        self._weight_D[:] = 0
+                prior[row] += part * np.minimum(self._weight_DK[row] / weight, 1) * (sums[row] / weight_K - prior[row])
+            self._known[row] = True
+        self._prior_weight_D[self._known] = self._carry_over * self._variation.steadiness()
+        self.forget(0.0)
 
     def add(self, survival: Mapping[str, NDArray[np.float64]], proposed: Mapping[str, int] | None = None) -> None:
-        """Take up one start.
+        """Take up one scored start.
 
         Args:
             survival: by drafter that was scored, (K,) or shorter.
@@ -70,13 +81,29 @@ class Evidence:
             row = self._row.get(name)
             if row is None:
                 continue
+            padded = np.zeros(self.depth)
+            padded[: len(curve)] = curve[: self.depth]
             reach = self.depth if proposed is None else proposed.get(name, self.depth)
-            keep = self._discount
-            self._sums_DK[row] *= keep
-            self._sums_DK[row, : len(curve)] += curve[: self.depth]
-            self._reach_DK[row] *= keep
-            self._reach_DK[row, :reach] += 1
-            self._weight_D[row] = keep * self._weight_D[row] + 1
+            self._take(row, padded, (np.arange(self.depth) < reach).astype(np.float64), self.depth)
+
+    def add_round(
+        self, drafter: str, asked: int, proposed: int, accepted: int, *, factors: tuple[float, float] = (1.0, 1.0)
+    ) -> None:
+        """Take up a round that was played: a start of its own, known at once and for nothing, ``asked`` levels deep.
+
+        How many tokens are asked for is settled before any of them is judged, so nothing is censored up to there.
+
+        Args:
+            factors: how rounds of the arm differ from positions, in accepted and in proposed tokens.
+        """
+        levels = np.arange(self.depth)
+        self._take(self._row[drafter], (levels < accepted) / factors[0], (levels < proposed) / factors[1], asked)
+
+    def forget(self, share: float) -> None:
+        """Let what this request showed count for ``share`` of what it did: its text has changed."""
+        self._sums_DK *= share
+        self._reach_DK *= share
+        self._weight_DK *= share
 
     def survival(self) -> NDArray[np.float64]:
         """Return (D, K) means of S(1..K)."""
@@ -88,10 +115,34 @@ class Evidence:
 
     def weight(self, drafter: str) -> float:
         """Return how many starts of this request, discounted, are known."""
-        return float(self._weight_D[self._row[drafter]])
+        return float(self._weight_DK[self._row[drafter], 0])
+
+    def _take(self, row: int, curve: NDArray[np.float64], reach: NDArray[np.float64], levels: int) -> None:
+        for sums, values in ((self._sums_DK, curve), (self._reach_DK, reach), (self._weight_DK, np.ones(self.depth))):
+            sums[row, :levels] = self._discount * sums[row, :levels] + values[:levels]
 
     def _mean(self, sums_DK: NDArray[np.float64], prior_DK: NDArray[np.float64]) -> NDArray[np.float64]:
         weight = self._prior_weight_D[:, None]
-        total = self._weight_D[:, None] + weight
+        total = self._weight_DK + weight
         # carry_over = 0: nothing of earlier requests counts once this one has said anything.
-        return np.where(total > 0, (sums_DK + weight * prior_DK) / np.where(total > 0, total, 1), prior_DK)
+        mean_DK = (sums_DK + weight * prior_DK) / np.where(total > 0, total, 1)
+        return np.clip(np.where(total > 0, mean_DK, prior_DK), 0.0, 1.0)
+
+
+class _Variation:
+    """How much requests differ from what earlier ones led to expect, beyond what so few starts explain."""
+
+    def __init__(self) -> None:
+        self._between = 1.0
+        self._within = 1.0
+
+    def add(self, difference: float, mean: float, starts: float) -> None:
+        spread = max(mean * (1 - mean), 0.01) * _OVERLAP
+        between = max(difference**2 - spread / starts, 0.0)
+        self._between += 0.25 * (between - self._between)
+        self._within += 0.25 * (spread - self._within)
+
+    def steadiness(self) -> float:
+        """Return 1 where requests differ, up to 16 where they are all alike."""
+        starts = self._within / max(self._between, 1e-6)
+        return float(np.clip(starts / _STARTS_OF_ONE, 1.0, _STEADIEST))

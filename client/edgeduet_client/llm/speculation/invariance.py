@@ -125,7 +125,7 @@ def cached_invariance(
 
     asked = {
         "weights": weights_sha256,
-        "machine": _processor(),
+        "machine": processor_name(),
         "onnxruntime": onnxruntime.__version__,
         "threads": session.threads,
         "largest": largest,
@@ -177,7 +177,7 @@ def _cache_differs(cache: KVCache, reference: KVCache, start: int) -> np.ndarray
     return differs
 
 
-def _processor() -> str:
+def processor_name() -> str:
     """Name the processor: kernels are chosen by what it can do."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()

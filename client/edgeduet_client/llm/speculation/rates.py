@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from edgeduet_client.llm.speculation.arms import NO_DRAFT, Arm
 from edgeduet_client.llm.speculation.costs import CostModel
-from edgeduet_client.llm.speculation.evidence import Evidence
 
 SWITCH_HORIZON = 16
 """Rounds over which catching up is written off."""
@@ -41,9 +40,14 @@ class ArmRates:
         """Return the index of ``arm``."""
         return self._places[arm]
 
-    def by_arm(self, values_D: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return (A,) the value of each arm's drafter; ``values_D`` has one more, for no draft, at its end."""
-        return values_D[self._drafter_A]
+    def by_arm(self, values_DG: NDArray[np.float64], length_at_A: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return (A,) the value of each arm's drafter at its length; 1 for no draft.
+
+        Args:
+            values_DG: by drafter and length.
+            length_at_A: of each arm, where its length is.
+        """
+        return np.vstack([values_DG, np.ones(values_DG.shape[1])])[self._drafter_A, length_at_A]
 
     def tokens(self, survival_DK: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return (A,) expected tokens per round, 1 without a draft; NaN where a drafter's curve is."""
@@ -52,7 +56,12 @@ class ArmRates:
         return 1 + sums[self._drafter_A, self._length_A]
 
     def seconds(
-        self, reach_DK: NDArray[np.float64], costs: CostModel, context_length: int, current: Arm | None = None
+        self,
+        reach_DK: NDArray[np.float64],
+        costs: CostModel,
+        context_length: int,
+        current: Arm | None = None,
+        factor_A: NDArray[np.float64] | None = None,
     ) -> NDArray[np.float64]:
         """Return (A,) expected seconds per round; a drafter that often finds less than it may costs smaller steps.
 
@@ -61,21 +70,21 @@ class ArmRates:
             costs: of steps and drafts.
             context_length: tokens so far.
             current: the arm in use; another drafter has to catch up first.
+            factor_A: of the drafted tokens.
         """
         steps = costs.step_table(self.depth + 1, context_length)
-        drafting_DK = np.zeros((len(self.drafters) + 1, self.depth + 1))
+        looking_D, catching_D = np.zeros((2, len(self.drafters) + 1))
+        drafted_DK = np.zeros((len(self.drafters) + 1, self.depth + 1))
         for row, name in enumerate(self.drafters):
-            first = costs.draft_seconds(name, 0)
-            each = costs.draft_seconds(name, 1) - first
-            np.cumsum(reach_DK[row] * (np.diff(steps) + each), out=drafting_DK[row, 1:])
-            drafting_DK[row] += first
+            looking_D[row] = costs.draft_seconds(name, 0)
+            each = costs.draft_seconds(name, 1) - looking_D[row]
+            np.cumsum(reach_DK[row] * (np.diff(steps) + each), out=drafted_DK[row, 1:])
             if current is not None and name != current.drafter:
-                drafting_DK[row] += costs.catch_up(name) / SWITCH_HORIZON
-        return costs.overhead + steps[0] + drafting_DK[self._drafter_A, self._length_A]
-
-    def rates(self, evidence: Evidence, costs: CostModel, context_length: int, current: Arm) -> NDArray[np.float64]:
-        """Return (A,) tokens per second."""
-        return self.tokens(evidence.survival()) / self.seconds(evidence.reach(), costs, context_length, current)
+                catching_D[row] = costs.catch_up(name) / SWITCH_HORIZON
+        drafted_A = drafted_DK[self._drafter_A, self._length_A]
+        if factor_A is not None:
+            drafted_A = drafted_A * factor_A
+        return costs.overhead + steps[0] + (looking_D + catching_D)[self._drafter_A] + drafted_A
 
     def standing(self, rates_A: NDArray[np.float64]) -> dict[str, float]:
         """Return each drafter's best rate as a share of the best of all arms."""

@@ -134,6 +134,7 @@ def replay(
         depth=trace.depth,
         share=eval_budget,
         standing=getattr(selector, "standing", dict),
+        changes=getattr(selector, "changes", int),
     )
     run = _Run(trace, selector, world or CostWorld(trace.costs), believed, budget, Replayed())
     for number, request in enumerate(trace.requests):
@@ -218,6 +219,7 @@ class _Run:
                     self.selector.learn(
                         {name: request.survival[name][place] for name in block.drafters},
                         {name: int(request.proposed[name][place]) for name in block.drafters},
+                        start,
                     )
 
 

@@ -33,7 +33,12 @@ class AcceptLengthSelector:
         """Return the arm that promises most tokens per round."""
         return self.table.arms[int(self.table.tokens(self.evidence.survival()).argmax())]
 
-    def learn(self, survival: Mapping[str, NDArray[np.float64]], proposed: Mapping[str, int] | None = None) -> None:
+    def learn(
+        self,
+        survival: Mapping[str, NDArray[np.float64]],
+        proposed: Mapping[str, int] | None = None,
+        start: int | None = None,
+    ) -> None:
         """Take up one start."""
         self.evidence.add(survival, proposed)
 

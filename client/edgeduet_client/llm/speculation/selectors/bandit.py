@@ -53,7 +53,12 @@ class Bandit:
             raise ValueError("the reward rate needs costs")
         return self.arms[self.pick()]
 
-    def learn(self, survival: Mapping[str, NDArray[np.float64]], proposed: Mapping[str, int] | None = None) -> None:
+    def learn(
+        self,
+        survival: Mapping[str, NDArray[np.float64]],
+        proposed: Mapping[str, int] | None = None,
+        start: int | None = None,
+    ) -> None:
         """Nothing: bandits do not look at what they did not play."""
 
     def played(self, round: Round) -> None:

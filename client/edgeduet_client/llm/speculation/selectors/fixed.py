@@ -41,7 +41,12 @@ class FixedSelector:
         """Return the arm."""
         return self.arm
 
-    def learn(self, survival: Mapping[str, NDArray[np.float64]], proposed: Mapping[str, int] | None = None) -> None:
+    def learn(
+        self,
+        survival: Mapping[str, NDArray[np.float64]],
+        proposed: Mapping[str, int] | None = None,
+        start: int | None = None,
+    ) -> None:
         """Nothing is learnt."""
 
     def played(self, round: Round) -> None:

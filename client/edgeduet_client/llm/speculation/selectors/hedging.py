@@ -87,7 +87,12 @@ class HedgingSelector:
             return self.table.arms[int(weights.argmax())]
         return self.table.arms[int(self._rng.choice(len(weights), p=weights))]
 
-    def learn(self, survival: Mapping[str, NDArray[np.float64]], proposed: Mapping[str, int] | None = None) -> None:
+    def learn(
+        self,
+        survival: Mapping[str, NDArray[np.float64]],
+        proposed: Mapping[str, int] | None = None,
+        start: int | None = None,
+    ) -> None:
         """Give the learner the losses at one start."""
         self.evidence.add(survival, proposed)
         scored = np.full((len(self.table.drafters), self.table.depth), np.nan)

@@ -75,7 +75,12 @@ class MetaSDSelector:
         self._latest = self.arms[place]
         return self._latest
 
-    def learn(self, survival: Mapping[str, NDArray[np.float64]], proposed: Mapping[str, int] | None = None) -> None:
+    def learn(
+        self,
+        survival: Mapping[str, NDArray[np.float64]],
+        proposed: Mapping[str, int] | None = None,
+        start: int | None = None,
+    ) -> None:
         """Reward the drafter in use, and only that one."""
         name = self._latest.drafter
         if self._dense and name is not None and name in survival:

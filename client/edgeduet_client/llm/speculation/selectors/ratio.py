@@ -9,12 +9,15 @@ token. What is compared is (1 + sum of discounted survival) / seconds of every a
 * Costs of steps that were not made for a while may be wrong (another process slowed the machine down). Such a step is
   made now and then: no draft while drafting, the best draft while not. What that may lose is ``probe_share`` of the
   time.
-* What rounds really emitted, over what was expected, corrects each drafter's expectation a little: starts of rounds
-  are no random sample of positions, and a lossy verifier lets more pass.
+* Rounds start at harder places than the average position (:mod:`..round_starts`); that is allowed for.
+* Where rounds emit far more or less than was expected (3 standard errors over the last 24), the text has changed: what
+  this request showed before counts for a quarter, and everybody is scored again.
 """
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -24,13 +27,16 @@ from edgeduet_client.llm.speculation.arms import NO_DRAFT, Arm, Round
 from edgeduet_client.llm.speculation.costs import CostModel
 from edgeduet_client.llm.speculation.evidence import Evidence
 from edgeduet_client.llm.speculation.rates import ArmRates
+from edgeduet_client.llm.speculation.round_starts import RoundStarts
 
 _OLD = 32
 """Rounds after which what a step costs is looked at again."""
 _HOPE = 2.0
 """A step is looked at again only where it would pay if it took this much less time."""
-_CORRECTION_ROUNDS = 64.0
-_CORRECTION = (0.8, 1.25)
+_WATCHED = 24
+"""Rounds in which a change of the text is looked for."""
+_SURPRISE = 3.0
+_KEPT_AFTER_CHANGE = 0.25
 
 
 class RatioSelector:
@@ -51,7 +57,7 @@ class RatioSelector:
         *,
         discount: float = 0.995,
         carry_over: float = 4.0,
-        hysteresis: float = 1.03,
+        hysteresis: float = 1.05,
         patience: float = 8.0,
         probe_share: float = 0.005,
     ) -> None:
@@ -64,13 +70,16 @@ class RatioSelector:
         self._missed = 0.0
         self._probe_seconds = 0.0
         self._expected: tuple[Arm, float] = (NO_DRAFT, 1.0)
-        self._emitted = np.full(len(self.table.drafters), _CORRECTION_ROUNDS)
-        self._foreseen = np.full(len(self.table.drafters), _CORRECTION_ROUNDS)
+        self._starts = RoundStarts(self.table)
+        self._surprises: deque[float] = deque(maxlen=_WATCHED)
+        self._changes = 0
         self._standing: dict[str, float] = {}
 
     def start_request(self) -> None:
         """Begin with what the latest requests showed."""
         self.evidence.start_request()
+        self._starts.start_request()
+        self._surprises.clear()
         self._missed = 0.0
         self._current = NO_DRAFT
 
@@ -78,8 +87,10 @@ class RatioSelector:
         """Return the arm that promises most tokens per second, or the one in use if it is about as good."""
         if costs is None:
             raise ValueError("the ratio selector needs costs")
-        tokens_A = 1 + (self.table.tokens(self.evidence.survival()) - 1) * self._correction_A()
-        seconds_A = self.table.seconds(self.evidence.reach(), costs, context_length, self._current)
+        survival, reach = self.evidence.survival(), self.evidence.reach()
+        accepted_A, proposed_A = self._starts.factors()
+        tokens_A = 1 + (self.table.tokens(survival) - 1) * accepted_A
+        seconds_A = self.table.seconds(reach, costs, context_length, self._current, proposed_A)
         rates_A = tokens_A / seconds_A
         self._standing = self.table.standing(rates_A)
         self._settle(rates_A)
@@ -89,23 +100,46 @@ class RatioSelector:
         self._expected = self.table.arms[place], float(tokens_A[place])
         return self.table.arms[place]
 
-    def learn(self, survival: Mapping[str, NDArray[np.float64]], proposed: Mapping[str, int] | None = None) -> None:
+    def learn(
+        self,
+        survival: Mapping[str, NDArray[np.float64]],
+        proposed: Mapping[str, int] | None = None,
+        start: int | None = None,
+    ) -> None:
         """Take up one start."""
         self.evidence.add(survival, proposed)
+        if start is not None:
+            self._starts.add(start, survival, proposed or {})
 
     def played(self, round: Round) -> None:
-        """Compare what a round emitted with what was expected of its arm."""
-        arm, foreseen = self._expected
-        if round.arm != arm or arm.drafter is None:
+        """Take up what the drafter in use did, and look for a change of the text."""
+        arm, expected = self._expected
+        if round.arm.drafter is None or round.arm != arm:
             return
-        row = self.table.drafters.index(arm.drafter)
-        keep = 1 - 1 / (4 * _CORRECTION_ROUNDS)
-        self._emitted[row] = keep * self._emitted[row] + round.emitted - 1
-        self._foreseen[row] = keep * self._foreseen[row] + foreseen - 1
+        self._surprises.append(round.emitted - expected)
+        accepted_A, proposed_A = self._starts.factors()
+        place = self.table.place(arm)
+        self.evidence.add_round(
+            round.arm.drafter,
+            arm.length,
+            round.proposed,
+            round.accepted,
+            factors=(float(accepted_A[place]), float(proposed_A[place])),
+        )
+        if len(self._surprises) == _WATCHED:
+            off = np.array(self._surprises)
+            if abs(off.mean()) > _SURPRISE * max(off.std(ddof=1), 0.1) / math.sqrt(_WATCHED):
+                self._changes += 1
+                self._surprises.clear()
+                self.evidence.forget(_KEPT_AFTER_CHANGE)
 
     def standing(self) -> Mapping[str, float]:
         """Return each drafter's best rate as a share of the best of all, as of the last choice."""
         return self._standing
+
+    def changes(self) -> int:
+        """Return how often the text was found to have changed."""
+        return self._changes
 
     def _settle(self, rates_A: NDArray[np.float64]) -> None:
         best, now = int(rates_A.argmax()), self.table.place(self._current)
@@ -137,7 +171,3 @@ class RatioSelector:
             self._probe_seconds -= max(float(lost_A[other]), 0.0)
             return int(other)
         return place
-
-    def _correction_A(self) -> NDArray[np.float64]:
-        by_drafter = np.append(np.clip(self._emitted / self._foreseen, *_CORRECTION), 1.0)
-        return self.table.by_arm(by_drafter)
