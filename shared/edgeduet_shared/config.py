@@ -228,6 +228,10 @@ class DrafterConfig(Section):
         """Return the name of the domain whose texts ``client`` holds."""
         return self.domain_names[client % len(self.domains)]
 
+    def source(self, client: int) -> str:
+        """Return where the texts of ``client``'s domain come from."""
+        return self.domains[client % len(self.domains)].partition("=")[2]
+
     @property
     def domain_names(self) -> tuple[str, ...]:
         """Names of the domains, in order."""

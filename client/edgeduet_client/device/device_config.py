@@ -116,6 +116,11 @@ class PrivacySection(_Section):
     send_digest: bool = Field(default=True, description="May send its mean image feature (fed-duet needs it)")
     send_usage: bool = Field(default=True, description="May send how much each dispatched prompt was used")
     send_scores: bool = Field(default=True, description="May send how many of its test images were recognised")
+    share_drafter: bool = Field(
+        default=False,
+        description="May send its own drafter of a language model to be handed to other devices; off: only what is "
+        "averaged leaves",
+    )
     min_update_noise: float = Field(
         default=0.0, ge=0, description="Least noise multiplier on updates that leave; 0 = none needed"
     )

@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from edgeduet_client.device.device_config import DeviceConfig, load_device_config
+from edgeduet_shared.config import Scenario
 from edgeduet_shared.errors import ConfigError
 from edgeduet_shared.plan import LocalPlan
 from edgeduet_shared.run_config import RunConfig
@@ -40,9 +41,9 @@ class TrainingRules:
         """Refuse a run that would read files this device does not offer.
 
         Raises:
-            ConfigError: it names a split file, or a data source that is not in device.toml.
+            ConfigError: it names a split file, a data source that is not in device.toml, or a language model by path.
         """
-        source, allowed = run.scenario.data.source, self.config.data.sources
+        source, allowed = self._source(run.scenario), self.config.data.sources
         if source not in allowed:
             raise ConfigError(
                 f"device {self._name}: data source {source!a} is not allowed here; choose one of {allowed}, "
@@ -53,6 +54,15 @@ class TrainingRules:
                 f"device {self._name}: a split file is a path of the server's; leave 'split-file' empty, the split is "
                 "built from scenario and seed"
             )
+
+    def _source(self, scenario: Scenario) -> str:
+        """Return the one source this device would read."""
+        drafter = scenario.drafter
+        if scenario.learns == "classifier":
+            return scenario.data.source
+        if not drafter.target.isprintable() or set(drafter.target) & set("/\\~") or drafter.target.startswith("."):
+            self._refuse(f"drafter.target {drafter.target!a} is a path; a run may only name a model imported here")
+        return drafter.source(self.config.data.partition)
 
     def check_training(self, plan: LocalPlan) -> None:
         """Refuse training that would send more than this device lets out.
@@ -65,6 +75,8 @@ class TrainingRules:
             self._refuse(f"data = {plan.data!a} would train on other clients' images, for simulations only")
         if plan.digest and not rules.send_digest:
             self._refuse("it may not send digests ([privacy] send_digest)")
+        if "drafter" in plan.upload and "drafter" in plan.personal and not rules.share_drafter:
+            self._refuse("its own drafter may not be handed to others ([privacy] share_drafter)")
         if plan.usage and not rules.send_usage:
             self._refuse("it may not send the use of prompts ([privacy] send_usage)")
         noise = {

@@ -14,6 +14,7 @@ import numpy as np
 from flwr.app import Context, Message
 
 from edgeduet_client.device.training_rules import device_rules
+from edgeduet_client.drafters.installing import install_pool
 from edgeduet_client.drafters.judging import Judged, figures_of, judge
 from edgeduet_client.drafters.kind import DrafterKind, Parameters, Trained, Training
 from edgeduet_client.drafters.kinds import drafter_kind
@@ -113,7 +114,7 @@ def handle_evaluate(message: Message, context: Context) -> Message:
     drafters = {name: kind.open(name, values, model, config) for name, values in pool.items()}
     own = client.partition % len(config.domains)
     # A device holds texts of its own domain only.
-    domains = range(len(config.domains)) if request.common else [own]
+    domains = range(len(config.domains)) if request.common and rules is None else [own]
     judged: dict[str, Judged] = {
         config.domain_names[domain]: judge(drafters, judged_answers(config, domain), config.depth) for domain in domains
     }
@@ -129,6 +130,8 @@ def handle_evaluate(message: Message, context: Context) -> Message:
         figures=figures_of(judged, config),
         seconds=time.perf_counter() - started,
     )
+    if rules is not None:
+        install_pool(pool, training_data(scenario, client.partition, client.seed, kind), kind, config)
     return Message(encode(reply), reply_to=message)
 
 

@@ -75,3 +75,16 @@ class DrafterKind(Protocol):
     def open(self, name: str, parameters: Parameters, model: LocalModel, config: DrafterConfig) -> Drafter:
         """Return a drafter with these values."""
         ...
+
+    def install(
+        self, name: str, parameters: Parameters, data: Mapping[str, npt.NDArray[Any]], config: DrafterConfig
+    ) -> None:
+        """Put a drafter into the target's folder, where the language model finds it; replaces one of that name.
+
+        Args:
+            name: of the drafter's folder.
+            parameters: its values.
+            data: captured texts, to measure what its export needs.
+            config: names the target.
+        """
+        ...

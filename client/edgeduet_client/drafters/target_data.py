@@ -118,7 +118,7 @@ def training_texts(scenario: Scenario, client: int, seed: int) -> list[tuple[int
     domains, clients = len(config.domains), scenario.federation.clients
     domain, part = client % domains, client // domains
     parts = len(range(domain, clients, domains))
-    pieces = client_pieces(domain_pieces(source_of(config, domain)), part=part, parts=parts, seed=seed)
+    pieces = client_pieces(domain_pieces(config.source(domain)), part=part, parts=parts, seed=seed)
     texts: list[tuple[int, ...]] = []
     left = config.train_tokens
     for piece in pieces:
@@ -139,7 +139,7 @@ def training_texts(scenario: Scenario, client: int, seed: int) -> list[tuple[int
 
 def _test_prompts(config: DrafterConfig, domain: int, model: LocalModel) -> list[tuple[int, ...]]:
     prompts: list[tuple[int, ...]] = []
-    for piece in held_out_pieces(domain_pieces(source_of(config, domain))):
+    for piece in held_out_pieces(domain_pieces(config.source(domain))):
         ids = _prompt(piece, model, config.prompt_tokens)
         if ids:
             prompts.append(ids)
@@ -160,11 +160,6 @@ def _prompt(piece: Piece, model: LocalModel, count: int) -> tuple[int, ...]:
 
 def _encode(model: LocalModel, text: str) -> tuple[int, ...]:
     return tuple(int(token) for token in model.tokenizer.encode(text))
-
-
-def source_of(config: DrafterConfig, domain: int) -> str:
-    """Return where the texts of a domain come from."""
-    return config.domains[domain].partition("=")[2]
 
 
 def _answer_all(model: LocalModel, prompts: Sequence[tuple[int, ...]], count: int) -> Arrays:
