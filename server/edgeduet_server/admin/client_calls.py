@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import datetime
 
 from sqlalchemy import case, delete, select
@@ -12,7 +12,9 @@ from sqlalchemy.orm import Session
 
 from edgeduet_server.admin.flower_view import Flower, FlowerView
 from edgeduet_server.admin.messages import last_words
+from edgeduet_server.admin.refused_devices import refused_devices
 from edgeduet_server.admin.tokens import Caller
+from edgeduet_server.deployment.server_config import ServerConfig
 from edgeduet_server.registry.desired import latest_orders, wishes
 from edgeduet_server.registry.errors import Conflict, RegistryError, UnknownName
 from edgeduet_server.registry.models import ClientSighting, Device, Round, Run
@@ -32,7 +34,7 @@ class ClientCalls:
 
     Args:
         registry: the registry.
-        names: host names and addresses by which devices reach this server.
+        config: of the server home: by which names devices reach it, and the log of its proxy.
         flower: lets devices in and out.
         view: what Flower says.
         now: the clock.
@@ -41,13 +43,14 @@ class ClientCalls:
     def __init__(
         self,
         registry: Registry,
-        names: Sequence[str],
+        config: ServerConfig,
         flower: Flower,
         view: FlowerView,
         now: Callable[[], datetime],
     ) -> None:
         self._registry = registry
-        self._names = tuple(names)
+        self._names = tuple(config.network.public_names)
+        self._logs = config.folder("logs")
         self._flower = flower
         self._view = view
         self._now = now
@@ -58,7 +61,8 @@ class ClientCalls:
         connections = {node.node_id: node.status for node in nodes}
         with self._registry.reading() as session:
             devices = list(session.scalars(select(Device).order_by(Device.name, Device.id)))
-            messages = [_device_message(session, device, connections) for device in devices]
+            refused = refused_devices(session, self._logs, self._now())
+            messages = [_device_message(session, device, connections, refused) for device in devices]
             newest = session.scalar(select(Run).order_by(Run.id.desc()).limit(1))
             if newest is not None:
                 known = {device.node_id for device in devices}
@@ -78,7 +82,8 @@ class ClientCalls:
         nodes, _ = self._view.nodes()
         with self._registry.reading() as session:
             device = _find_device(session, request.name)
-            return _device_message(session, device, {node.node_id: node.status for node in nodes})
+            refused = refused_devices(session, self._logs, self._now())
+            return _device_message(session, device, {node.node_id: node.status for node in nodes}, refused)
 
     def approve_client(self, request: pb.ApproveClientRequest, caller: Caller) -> pb.Client:
         """Let a device in: its request must be whole, fresh, meant for this server, new, and the one with this code."""
@@ -103,7 +108,7 @@ class ClientCalls:
             device = session.scalars(select(Device).where(Device.nonce == asked.nonce)).one()
             device.status, device.node_id, device.approved_at = APPROVED, node_id, self._now()
             log.info("device %s let in as node %s by %s", device.name, node_id, caller.name)
-            return _device_message(session, device, {})
+            return _device_message(session, device, {}, {})
 
     def revoke_client(self, request: pb.ClientRequest, caller: Caller) -> pb.Client:
         """Lock a device out for ever."""
@@ -117,7 +122,7 @@ class ClientCalls:
         with self._registry.writing() as session:
             row = session.get_one(Device, device.id)
             row.status, row.revoked_at = REVOKED, self._now()
-            return _device_message(session, row, {})
+            return _device_message(session, row, {}, {})
 
     def _check_server(self, asked: EnrolmentRequest) -> None:
         host = asked.server.rpartition(":")[0].strip("[]") or asked.server
@@ -175,7 +180,9 @@ def _find_device(session: Session, name: str) -> Device:
     return device
 
 
-def _device_message(session: Session, device: Device, connections: Mapping[str, str]) -> pb.Client:
+def _device_message(
+    session: Session, device: Device, connections: Mapping[str, str], refused: Mapping[str, str]
+) -> pb.Client:
     message = pb.Client(
         name=device.name,
         status=device.status,
@@ -187,6 +194,7 @@ def _device_message(session: Session, device: Device, connections: Mapping[str, 
         created_at=timestamp(device.created_at),
         approved_at=timestamp(device.approved_at),
         revoked_at=timestamp(device.revoked_at),
+        refused=refused.get(device.fingerprint, ""),
     )
     found = session.execute(
         select(ClientSighting, Run)

@@ -99,6 +99,12 @@ class ModelCalls:
             return reply
 
     def _find(self, session: Session, request: pb.ModelRequest) -> tuple[Artefact, Run]:
+        if request.promoted:
+            present = in_force(session)
+            if present is None:
+                raise UnknownName("no model is promoted; promote one with: edgeduet-admin models promote RUN")
+            promoted = session.get_one(Artefact, present.artefact_id)
+            return promoted, session.get_one(Run, promoted.run_id)
         run = find_run(session, request.run or "latest")
         rows = select(Artefact).where(Artefact.run_id == run.id, Artefact.kind == GLOBAL_MODEL)
         if request.HasField("stage"):

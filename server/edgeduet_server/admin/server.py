@@ -64,7 +64,7 @@ class AdminServer:
         calls = [
             runs,
             StatusCalls(registry, config, runs, view, now),
-            ClientCalls(registry, config.network.public_names, flower, view, now),
+            ClientCalls(registry, config, flower, view, now),
             MetricCalls(registry, now),
             ModelCalls(registry, config.home, now),
             TokenCalls(registry, now),

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 from edgeduet_server.admin.flower_view import FlowerView
 from edgeduet_server.admin.messages import model_message, round_message, run_message
 from edgeduet_server.admin.model_calls import in_force
+from edgeduet_server.admin.refused_devices import refusal_lines
 from edgeduet_server.admin.run_calls import RunCalls
 from edgeduet_server.admin.tokens import Caller, all_tokens, state_of
 from edgeduet_server.deployment.home import check_home
@@ -86,6 +87,7 @@ class StatusCalls:
             offline = [device.name for device in devices if device.node_id not in online]
             if offline and not problem:
                 reply.warnings.append(f"offline: {_some(offline)}")
+            reply.warnings.extend(refusal_lines(session, self._config.folder("logs"), self._now()))
             promoted = in_force(session)
             if promoted is not None:
                 artefact = session.get_one(Artefact, promoted.artefact_id)

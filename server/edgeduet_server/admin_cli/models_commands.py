@@ -44,16 +44,23 @@ def models_export(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Where to.  [default: RUN-stage-NNN.safetensors here]")
     ] = None,
+    promoted: Annotated[bool, typer.Option("--promoted", help="The model that is promoted.")] = False,
 ) -> None:
     """Bring a model here, as safetensors; its metadata says what it is.
 
-    Example: `edgeduet-admin models export night-1 --stage 2 --out model.safetensors`
+    Examples:
+
+    * `edgeduet-admin models export night-1 --stage 2 --out model.safetensors`
+    * `edgeduet-admin models export --promoted`
     """
     from edgeduet_shared.atomic_files import atomic_write_bytes
+    from edgeduet_shared.errors import ConfigError
     from edgeduet_shared.names import check_name
 
+    if promoted and (run or stage is not None):
+        raise ConfigError("--promoted names a model already; leave run and --stage out")
     with admin_client() as client:
-        name, content = client.download("ExportModel", _model(run, stage))
+        name, content = client.download("ExportModel", _model(run, stage, promoted=promoted))
     target = out or Path(check_name(name[:100], "file name from the server"))
     atomic_write_bytes(target, content)
     typer.echo(f"written: {target} ({len(content)} bytes)")
@@ -83,7 +90,7 @@ def models_rollback(yes: YesOption = False, json: JsonOption = False) -> None:
     tell(done, json, f"in use now: run {now['run']}, stage {now['stage'] + 1}" if now else "no model is promoted now")
 
 
-def _model(run: str, stage: int | None) -> Any:
+def _model(run: str, stage: int | None, *, promoted: bool = False) -> Any:
     from edgeduet_shared.admin_api import admin_pb2 as pb
 
-    return pb.ModelRequest(run=run, stage=None if stage is None else stage - 1)
+    return pb.ModelRequest(run=run, stage=None if stage is None else stage - 1, promoted=promoted)

@@ -32,7 +32,7 @@ def status_view(values: Values) -> RenderableType:
         rows.append(("run", "none yet; start one with: edgeduet-admin runs start"))
     else:
         rows.append(("run", f"{run['name']} ({run['method']} on {run['scenario']})"))
-        rows.append(("state", f"{run['state']}{_ordered(run)}"))
+        rows.append(("state", f"{run['state']}{_beside_state(run)}"))
         rows.append(("progress", progress(run)))
         if run["excluded"]:
             rows.append(("excluded", ", ".join(map(str, run["excluded"]))))
@@ -52,7 +52,7 @@ def runs_view(values: Values) -> RenderableType:
     rows = [
         (
             run["name"],
-            f"{run['state']}{_ordered(run)}",
+            f"{run['state']}{_beside_state(run)}",
             run["method"],
             run["scenario"],
             run["seed"],
@@ -69,7 +69,7 @@ def run_view(values: Values) -> RenderableType:
     """Everything about one run."""
     rows = [
         ("run", values["name"]),
-        ("state", f"{values['state']}{_ordered(values)}"),
+        ("state", f"{values['state']}{_beside_state(values)}"),
         ("method", f"{values['method']} {_settings(values['options'])}"),
         ("scenario", f"{values['scenario']}, seed {values['seed']}"),
         ("progress", progress(values)),
@@ -151,11 +151,11 @@ def clients_view(values: Values) -> RenderableType:
             f"{c['rounds_used']}/{c['rounds_asked']}" if c["rounds_asked"] else "",
             "yes" if c["excluded"] else "",
             moment(c["last_seen"]),
-            c["last_failure"],
+            c["refused"] or c["last_failure"],
         )
         for c in values["clients"]
     ]
-    head = ("device", "status", "connection", "client", "replies", "excluded", "last seen", "last failure")
+    head = ("device", "status", "connection", "client", "replies", "excluded", "last seen", "trouble")
     problem = values["flower_problem"]
     return group(table(rows, head), *([f"! who is online is not known: {problem}"] if problem else []))
 
@@ -215,12 +215,13 @@ def backups_view(values: Values) -> RenderableType:
     return table(rows, ("backup", "size", "made"))
 
 
-def _ordered(run: Values) -> str:
+def _beside_state(run: Values) -> str:
+    again = f", start {run['starts']}" if run["starts"] > 1 and run["state"] in ("pending", "running", "paused") else ""
     if run["stop_ordered"] and run["state"] in ("running", "paused"):
-        return " (stops after this round)"
+        return f"{again} (stops after this round)"
     if run["pause_ordered"] and run["state"] == "running":
-        return " (pauses after this round)"
-    return ""
+        return f"{again} (pauses after this round)"
+    return again
 
 
 def _place(row: Values) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from edgeduet_server.deployment.refusals import LOG_FORMAT
 from edgeduet_server.deployment.server_config import ServerConfig
 from edgeduet_shared.atomic_files import atomic_write_text
 from edgeduet_shared.errors import ConfigError
@@ -23,7 +24,8 @@ _TEMPLATE = """\
 # Written by edgeduet-server at every start; change server.toml instead.
 worker_processes 1;
 pid {folder}/nginx.pid;
-error_log stderr warn;
+# Devices that do not accept the server's certificate are worth no more than an "info" to nginx.
+error_log stderr info;
 daemon off;
 
 events {{
@@ -32,6 +34,14 @@ events {{
 
 http {{
     access_log off;
+    # Who is turned away, for `edgeduet-admin status`.
+    log_format refused '{refused}';
+    map $status $is_refused {{
+        401 1;
+        403 1;
+        412 1;
+        default 0;
+    }}
     server_tokens off;
     client_max_body_size {max_request_bytes};
     client_body_temp_path {folder}/body;
@@ -59,6 +69,7 @@ http {{
         }}
 
         location ^~ /v1/fleet/ {{
+            access_log /dev/stderr refused if=$is_refused;
             proxy_pass https://superlink;
             proxy_http_version 1.1;
             proxy_set_header Connection "";
@@ -96,6 +107,7 @@ def nginx_configuration(config: ServerConfig) -> str:
         ambiguous=_AMBIGUOUS,
         header=HEADER,
         versions=versions_text(installed_versions()),
+        refused=LOG_FORMAT,
     )
 
 

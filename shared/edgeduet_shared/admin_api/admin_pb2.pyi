@@ -369,7 +369,7 @@ class ClientRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ...) -> None: ...
 
 class Client(_message.Message):
-    __slots__ = ("name", "status", "connection", "node_id", "public_key", "fingerprint", "approved_by", "created_at", "approved_at", "revoked_at", "run", "client", "excluded", "last_seen", "rounds_asked", "rounds_used", "last_failure")
+    __slots__ = ("name", "status", "connection", "node_id", "public_key", "fingerprint", "approved_by", "created_at", "approved_at", "revoked_at", "run", "client", "excluded", "last_seen", "rounds_asked", "rounds_used", "last_failure", "refused")
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     CONNECTION_FIELD_NUMBER: _ClassVar[int]
@@ -387,6 +387,7 @@ class Client(_message.Message):
     ROUNDS_ASKED_FIELD_NUMBER: _ClassVar[int]
     ROUNDS_USED_FIELD_NUMBER: _ClassVar[int]
     LAST_FAILURE_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
     name: str
     status: str
     connection: str
@@ -404,7 +405,8 @@ class Client(_message.Message):
     rounds_asked: int
     rounds_used: int
     last_failure: str
-    def __init__(self, name: _Optional[str] = ..., status: _Optional[str] = ..., connection: _Optional[str] = ..., node_id: _Optional[str] = ..., public_key: _Optional[str] = ..., fingerprint: _Optional[str] = ..., approved_by: _Optional[str] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., approved_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., revoked_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., run: _Optional[str] = ..., client: _Optional[int] = ..., excluded: bool = ..., last_seen: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., rounds_asked: _Optional[int] = ..., rounds_used: _Optional[int] = ..., last_failure: _Optional[str] = ...) -> None: ...
+    refused: str
+    def __init__(self, name: _Optional[str] = ..., status: _Optional[str] = ..., connection: _Optional[str] = ..., node_id: _Optional[str] = ..., public_key: _Optional[str] = ..., fingerprint: _Optional[str] = ..., approved_by: _Optional[str] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., approved_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., revoked_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., run: _Optional[str] = ..., client: _Optional[int] = ..., excluded: bool = ..., last_seen: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., rounds_asked: _Optional[int] = ..., rounds_used: _Optional[int] = ..., last_failure: _Optional[str] = ..., refused: _Optional[str] = ...) -> None: ...
 
 class ApproveClientRequest(_message.Message):
     __slots__ = ("request", "code")
@@ -435,12 +437,14 @@ class ListModelsReply(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ...) -> None: ...
 
 class ModelRequest(_message.Message):
-    __slots__ = ("run", "stage")
+    __slots__ = ("run", "stage", "promoted")
     RUN_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
+    PROMOTED_FIELD_NUMBER: _ClassVar[int]
     run: str
     stage: int
-    def __init__(self, run: _Optional[str] = ..., stage: _Optional[int] = ...) -> None: ...
+    promoted: bool
+    def __init__(self, run: _Optional[str] = ..., stage: _Optional[int] = ..., promoted: bool = ...) -> None: ...
 
 class Model(_message.Message):
     __slots__ = ("run", "stage", "sha256", "size", "promoted", "promoted_by", "promoted_at", "created_at")
