@@ -363,6 +363,19 @@ def backbone_build(
     commands.build(name, out, minutes=minutes)
 
 
+@backbone_app.command("choices")
+def backbone_choices(
+    name: Annotated[str, typer.Argument(help="clip-lite0.")] = "clip-lite0",
+) -> None:
+    """Measure again what the choices of a build were made on (emoji against their names).
+
+    Example: `edgeduet-sim backbone choices clip-lite0`
+    """
+    from edgeduet_sim.backbone_build import commands
+
+    commands.choices(name)
+
+
 @backbone_app.command("list")
 def backbone_list() -> None:
     """List the shipped backbones.

@@ -13,9 +13,10 @@ import torch
 from edgeduet_shared import world
 from edgeduet_shared.backbone import SHIPPED_DIR, load_backbone
 from edgeduet_shared.errors import BackboneError
-from edgeduet_sim.backbone_build import commands, lite0, wordnet, world_clip
+from edgeduet_sim.backbone_build import commands, emoji_probe, lite0, wordnet, world_clip
 from edgeduet_sim.backbone_build.export import write_vocabulary
 from edgeduet_sim.backbone_build.text_tower import encode_trimmed
+from edgeduet_sim.backbone_build.wordnet import Synset, WordNet
 
 
 def _train(checkpoint: Path, minutes: float | None, steps: int = 3) -> dict[str, torch.Tensor]:
@@ -95,3 +96,70 @@ def test_wordnet_files_are_read_as_documented(tmp_path: Path) -> None:
     shares = dict(nouns.senses["dog"])
     assert shares[20] == pytest.approx(42 / 42.5)
     assert shares[30] == pytest.approx(0.5 / 42.5)
+
+
+SYNSETS = {
+    1: Synset(1, 5, ("cat",), (), "an animal", False),
+    2: Synset(2, 7, ("beauty",), (), "a quality", False),
+    3: Synset(3, 3, ("thing",), (), "anything", False),
+}
+NAMES = WordNet(
+    SYNSETS, {"cat": ((1, 0.9), (2, 0.1)), "beauty": ((2, 1.0),), "thing": ((3, 1.0),), "mix": ((1, 0.3), (2, 0.7))}
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "word", "kept"),
+    [
+        ("cat", "cat", True),
+        ("cat face", "cat", True),
+        ("beauty", "beauty", False),
+        ("thing", "thing", False),
+        ("mix", "mix", False),
+        ("smiling face", "smiling face", False),
+    ],
+)
+def test_glyphs_count_when_their_noun_mostly_means_something_drawable(name: str, word: str, kept: bool) -> None:
+    assert emoji_probe.noun(NAMES, name) == word
+    assert emoji_probe.drawable(NAMES, word) is kept
+
+
+def test_the_emoji_that_choices_were_made_on_are_chosen_again() -> None:
+    """As many as the model card says; needs the font and WordNet of the build."""
+    if not emoji_probe.FONT.is_file() or not (wordnet.DATABASE / "data.noun").is_file():
+        pytest.skip("needs apt-get install fonts-noto-color-emoji wordnet-base")
+    glyphs = emoji_probe.choose_glyphs(wordnet.read_wordnet())
+
+    assert len(glyphs.pictures) == len(glyphs.label_N)
+    assert glyphs.names == sorted(set(glyphs.names))
+    assert set(glyphs.label_N.tolist()) == set(range(len(glyphs.names)))
+    assert {"abacus", "horse", "robot"} <= set(glyphs.names)
+    assert "485 emoji" in (SHIPPED_DIR / "clip-lite0" / "MODEL_CARD.md").read_text()
+    assert len(glyphs.pictures) >= 485, "a newer font may have more"
+
+
+def test_a_missing_font_is_one_line_with_the_command_that_installs_it(tmp_path: Path) -> None:
+    with pytest.raises(BackboneError, match="apt-get install fonts-noto-color-emoji"):
+        emoji_probe.choose_glyphs(NAMES, tmp_path / "none.ttf")
+
+
+def test_a_kernel_left_out_leaves_the_others_targets() -> None:
+    generator = torch.Generator().manual_seed(0)
+    cosine, prototypes = torch.rand(3, 4, generator=generator), torch.randn(4, 5, generator=generator)
+    kernels = lite0.Kernels(cosine, lambda sharpness: torch.softmax(sharpness * cosine.flip(1), -1))
+    language, graph = kernels.targets(prototypes, 9.0, 0.0), kernels.targets(prototypes, 0.0, 4.0)
+
+    both = kernels.targets(prototypes, 9.0, 4.0)
+
+    torch.testing.assert_close(both, torch.nn.functional.normalize(language + graph, dim=-1))
+    torch.testing.assert_close(both.norm(dim=-1), torch.ones(3))
+
+
+def test_the_axes_of_the_joint_space_are_orthonormal_and_nested() -> None:
+    rows = torch.randn(8, 12, generator=torch.Generator().manual_seed(0))
+    wide, _ = lite0.joint_space(rows, 6)
+    narrow, prototypes = lite0.joint_space(rows, 3)
+
+    torch.testing.assert_close(wide.T @ wide, torch.eye(6), atol=1e-5, rtol=0)
+    assert torch.equal(narrow, wide[:, :3])
+    torch.testing.assert_close(prototypes, rows @ narrow)

@@ -36,6 +36,24 @@ def build(name: str, out: Path, *, minutes: float | None = None) -> None:
         raise BackboneError(f"cannot write while building '{name}': {error}") from error
 
 
+def choices(name: str, *, console: Console | None = None) -> None:
+    """Print what the choices of a backbone's build were made on, measured again.
+
+    Raises:
+        BackboneError: only ``clip-lite0`` has such choices; a build ingredient or the emoji font is missing.
+    """
+    if name != "clip-lite0":
+        raise BackboneError(f"no choices of '{name}' were measured on a set of their own; clip-lite0 has some")
+    from edgeduet_sim.backbone_build.emoji_probe import compare_choices
+
+    glyphs, found = compare_choices()
+    title = f"{len(glyphs.pictures)} emoji, {len(glyphs.names)} names: nearest name right, %"
+    table = Table("alternative", "first", "among 5", title=title, title_justify="left")
+    for choice in found:
+        table.add_row(choice.what, f"{100 * choice.first:.1f}", f"{100 * choice.first_five:.1f}")
+    (console or Console()).print(table)
+
+
 def list_cards() -> list[BackboneCard]:
     """Return the cards of the shipped backbones, by name."""
     return list(offline_backbones().values())

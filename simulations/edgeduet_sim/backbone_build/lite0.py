@@ -29,6 +29,7 @@ import importlib.util
 import math
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -140,9 +141,11 @@ class Lexicon:
 class ImageSpace:
     """The joint space, fixed by the image classifier.
 
-    ``axes_FD``: orthonormal axes; ``mean_F``: expected trunk feature; ``prototype_KD``: the classes.
+    ``rows_KF``: centred unit rows of the classifier; ``axes_FD``: orthonormal axes; ``mean_F``: expected trunk
+    feature; ``prototype_KD``: the classes.
     """
 
+    rows_KF: Tensor
     axes_FD: Tensor
     mean_F: Tensor
     prototype_KD: Tensor
@@ -158,7 +161,7 @@ def build(out: Path, work: Path, *, minutes: float | None = None, seed: int = SE
             decayed, so leave it out for a backbone that is to be kept.
         seed: of the initial text tower and of the batches.
     """
-    _require_packages()
+    require_packages()
     work.mkdir(parents=True, exist_ok=True)
     vocabulary = work / VOCABULARY
     write_vocabulary(CONFIG["model_cfg"]["text_cfg"]["vocab_size"], vocabulary)
@@ -207,32 +210,42 @@ def load_image_tower(model: ClipModel) -> ImageSpace:
 
     rows_KF = reference.classifier.weight.detach()
     unit_KF = F.normalize(rows_KF - rows_KF.mean(0), dim=-1)
-    _, _, axes_FF = torch.linalg.svd(unit_KF, full_matrices=False)
-    axes_FD = axes_FF[: CONFIG["model_cfg"]["embed_dim"]].T.contiguous()
+    axes_FD, prototype_KD = joint_space(unit_KF, CONFIG["model_cfg"]["embed_dim"])
     mean_F = _mean_feature(model.visual.trunk)
     model.visual.head.proj.weight.data.copy_(axes_FD.T)
     model.visual.head.proj.bias.data.copy_(-(mean_F @ axes_FD))
-    return ImageSpace(axes_FD, mean_F, unit_KF @ axes_FD)
+    return ImageSpace(unit_KF, axes_FD, mean_F, prototype_KD)
 
 
-@torch.no_grad()
+def joint_space(rows_KF: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """The leading ``width`` principal axes ``[F, D]`` of the classifier's rows, and the rows along them ``[K, D]``."""
+    _, _, axes_FF = torch.linalg.svd(rows_KF, full_matrices=False)
+    axes_FD = axes_FF[:width].T.contiguous()
+    return axes_FD, rows_KF @ axes_FD
+
+
 def _mean_feature(trunk: nn.Module, pictures: int = 512) -> Tensor:
     """Mean trunk feature ``[F]`` over generated pictures: all shapes, the styles photo and cartoon.
 
     Cosine similarity needs centred features. The closed form from the last batch norm describes
     positions of the map at the resolution of training, and classified less well.
     """
-    preprocess = PreprocessCfg(size=128, **CONFIG["preprocess_cfg"])
-    transform = image_transform_v2(preprocess, is_train=False)
     rng = np.random.default_rng(SEED)
     specs = [world.random_spec(rng, shapes=world.SHAPES, styles=world.TRAINED_STYLES) for _ in range(pictures)]
     rendered = [Image.fromarray(world.render(spec, rng)) for spec in specs]
+    return trunk_features(trunk, rendered, "centring the joint space").mean(0)
+
+
+@torch.no_grad()
+def trunk_features(trunk: nn.Module, pictures: Sequence[Image.Image], label: str) -> Tensor:
+    """Trunk features ``[N, F]`` of RGB pictures, with a progress bar called ``label``."""
+    transform = image_transform_v2(PreprocessCfg(size=128, **CONFIG["preprocess_cfg"]), is_train=False)
     trunk.eval()
     chunks = [
-        trunk(torch.stack([transform(picture) for picture in rendered[start : start + 64]]))
-        for start in counted(range(0, pictures, 64), "centring the joint space")
+        trunk(torch.stack([transform(picture) for picture in pictures[start : start + 64]]))
+        for start in counted(range(0, len(pictures), 64), label)
     ]
-    return torch.cat(chunks).mean(0)
+    return torch.cat(chunks)
 
 
 # --- words and where they point ------------------------------------------------------------------
@@ -245,20 +258,45 @@ def make_lexicon(space: ImageSpace, work: Path) -> Lexicon:
         saved = torch.load(file, weights_only=True)
         return Lexicon(tuple(saved["words"]), saved["target"], saved["weight"].numpy())
     wordnet = read_wordnet()
-    classes = _class_offsets()
+    classes = class_offsets()
     words, weight_N = choose_words(wordnet, classes)
-    embedder = _SentenceEmbedder()
-    class_KE = embedder(list(open_clip.IMAGENET_CLASSNAMES), "embedding class names")
-    synonym_KE = embedder([", ".join(wordnet.synsets[c].words) for c in classes], "synonyms")
-    class_KE = F.normalize(class_KE + synonym_KE, dim=-1)
-    word_NE = _embed_words(embedder, words, work)
-    language_ND = torch.softmax(LANGUAGE_SHARPNESS * word_NE @ class_KE.T, -1) @ space.prototype_KD
-    graph_ND = graph_kernel(wordnet, words, classes) @ space.prototype_KD
-    target_ND = F.normalize(F.normalize(language_ND, dim=-1) + F.normalize(graph_ND, dim=-1), dim=-1)
+    kernels = Kernels.of_words(wordnet, words, classes, work)
+    target_ND = kernels.targets(space.prototype_KD, LANGUAGE_SHARPNESS, GRAPH_SHARPNESS)
     words, target_ND, weight_N = _with_plurals(wordnet, words, target_ND, weight_N)
     saved = {"words": words, "target": target_ND, "weight": torch.from_numpy(weight_N)}
     save_checkpoint(saved, file)
     return Lexicon(tuple(words), target_ND, weight_N)
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """How near words are to the classes, by language and by the graph; before sharpening.
+
+    ``cosine_NK``: of sentence embeddings. ``graph``: sharpness to weights ``[N, K]``.
+    """
+
+    cosine_NK: Tensor
+    graph: Callable[[float], Tensor]
+
+    @classmethod
+    def of_words(cls, wordnet: WordNet, words: list[str], classes: list[int], work: Path | None = None) -> Kernels:
+        """Relate words to classes; what was embedded is kept in ``work`` where that is given."""
+        embedder = _SentenceEmbedder()
+        class_KE = embedder(list(open_clip.IMAGENET_CLASSNAMES), "embedding class names")
+        synonym_KE = embedder([", ".join(wordnet.synsets[c].words) for c in classes], "synonyms")
+        class_KE = F.normalize(class_KE + synonym_KE, dim=-1)
+        word_NE = embedder(words, "embedding words") if work is None else _embed_words(embedder, words, work)
+        return cls(word_NE @ class_KE.T, lambda sharpness: graph_kernel(wordnet, words, classes, sharpness))
+
+    def targets(self, prototype_KD: Tensor, language: float, graph: float) -> Tensor:
+        """Unit vectors ``[N, D]`` for the two sharpnesses; 0 leaves one kernel out."""
+        language_ND = torch.softmax(language * self.cosine_NK, -1) @ prototype_KD
+        if not graph:
+            return F.normalize(language_ND, dim=-1)
+        graph_ND = self.graph(graph) @ prototype_KD
+        if not language:
+            return F.normalize(graph_ND, dim=-1)
+        return F.normalize(F.normalize(language_ND, dim=-1) + F.normalize(graph_ND, dim=-1), dim=-1)
 
 
 def choose_words(wordnet: WordNet, classes: list[int]) -> tuple[list[str], NDArray[np.float64]]:
@@ -290,7 +328,7 @@ def choose_words(wordnet: WordNet, classes: list[int]) -> tuple[list[str], NDArr
     return list(weights), np.array([weight / total for weight in weights.values()])
 
 
-def graph_kernel(wordnet: WordNet, words: list[str], classes: list[int]) -> Tensor:
+def graph_kernel(wordnet: WordNet, words: list[str], classes: list[int], sharpness: float = GRAPH_SHARPNESS) -> Tensor:
     """Weights ``[N, K]`` of the classes for each word; rows of words WordNet lacks are zero."""
     below = Counter(a for s in wordnet.synsets for a in wordnet.ancestors(s))
     scale = math.log(len(wordnet.synsets))
@@ -312,7 +350,7 @@ def graph_kernel(wordnet: WordNet, words: list[str], classes: list[int]) -> Tens
             shared = [column[a] for a in wordnet.ancestors(synset) if a in column]
             common_K = (above_KH[:, shared] * information_H[shared]).amax(-1)
             similarity_K = common_K / max(information(synset), 1e-6)
-            memo[synset] = torch.softmax(GRAPH_SHARPNESS * similarity_K, -1)
+            memo[synset] = torch.softmax(sharpness * similarity_K, -1)
         return memo[synset]
 
     weights_NK = torch.zeros(len(words), len(classes))
@@ -341,7 +379,7 @@ def _with_plurals(
     return words + plurals, torch.cat((target_ND, target_ND[rows])), weight_N / weight_N.sum()
 
 
-def _class_offsets() -> list[int]:
+def class_offsets() -> list[int]:
     """WordNet offsets of the 1,000 classes in the order of the classifier's rows."""
     from timm.data import ImageNetInfo
 
@@ -571,7 +609,8 @@ def _loss(
 # --- what travels with the weights ---------------------------------------------------------------
 
 
-def _require_packages() -> None:
+def require_packages() -> None:
+    """Raise :class:`BackboneError` naming what of :data:`PACKAGES` is not installed."""
     missing = [pip for name, pip in PACKAGES.items() if importlib.util.find_spec(name) is None]
     if missing:
         raise BackboneError(
