@@ -77,7 +77,8 @@ class PromptIds:
 def encode_prompts(tokenizer: Tokenizer, prompts: Sequence[TrainingPrompt], options: ReadingOptions) -> list[PromptIds]:
     """Return the prompts as ids; requests in the model's chat form, or as plain text where it has none."""
     frame = _chat_frame(tokenizer)
-    encoded = []
+    encoded: list[PromptIds] = []
+    known: set[tuple[int, ...]] = set()
     turns: dict[str, int] = {}
     for prompt in prompts:
         if prompt.chat and tokenizer.template is not None:
@@ -88,8 +89,9 @@ def encode_prompts(tokenizer: Tokenizer, prompts: Sequence[TrainingPrompt], opti
             # Half a document is given, the other half is for the target to write.
             ids = tokenizer.encode_prompt(f"{prompt.text}\n\n" if prompt.chat else prompt.text)
             kept, first = ids[: options.prompt_tokens], 0
-        if len(kept) > first:
-            turn = turns[prompt.domain] = turns.get(prompt.domain, -1) + 1
+        turn = turns[prompt.domain] = turns.get(prompt.domain, -1) + 1
+        if len(kept) > first and tuple(kept) not in known:
+            known.add(tuple(kept))
             encoded.append(PromptIds(prompt.domain, tuple(kept), first, greedy=turn % 2 == 0))
     return encoded
 

@@ -69,7 +69,7 @@ def embedding_table(folder: ModelFolder) -> StoredTable:
     """Return what ids are read as by the first block."""
     graph = read_graph(folder.graph)
     scale = _small(graph, "embedding.scale")
-    return _table(folder, graph, "embedding", 1.0 if scale is None else float(scale))
+    return _table(folder, graph, "embedding", 1.0 if scale is None else scale.item())
 
 
 def head_table(folder: ModelFolder) -> StoredTable:
