@@ -95,6 +95,9 @@ class DiskStore:
     def load(self, run: str, client: int, before: Position) -> Arrays | None:
         """Return the newest intact state made before (stage, round), or None when there is none."""
         folder = self._folder(run, client)
+        # Half written when the power was cut; nobody else writes here.
+        for path in folder.glob(".*.tmp"):
+            path.unlink(missing_ok=True)
         if before <= (0, 0):
             return None
         files = [path for path in reversed(_sorted(folder)) if _position(path) < before]

@@ -227,6 +227,14 @@ def test_a_kill_while_writing_leaves_the_last_finished_state_readable(tmp_path: 
 # -- in memory ---------------------------------------------------------------------------------------
 
 
+def test_what_a_power_cut_left_half_written_is_removed(tmp_path: Path) -> None:
+    store = written(tmp_path, (0, 0))
+    folder = tmp_path / RUN / "client-7"
+    (folder / ".0000-0000001.safetensors.0123456789ab.tmp").write_bytes(b"half")
+    assert number(store.load(RUN, 7, (0, 1))) == 0
+    assert [path.name for path in folder.iterdir()] == ["0000-0000000.safetensors"]
+
+
 def test_memory_keeps_the_newest_state_per_run_and_client() -> None:
     store = MemoryStore()
     store.save("a", 0, (0, 0), state(1))

@@ -8,7 +8,7 @@ import os
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,13 @@ import psutil
 from filelock import FileLock, Timeout
 
 from edgeduet_shared.atomic_files import atomic_write_json
-from edgeduet_shared.errors import ConfigError
+from edgeduet_shared.errors import ConfigError, EdgeDuetError
 from edgeduet_shared.supervision.child import end_family
 
 log = logging.getLogger("edgeduet.supervision")
 
 
-@dataclass(frozen=True)
+@dataclass
 class RunningState:
     """Lock and state file of one kind of supervisor in one home.
 
@@ -32,6 +32,7 @@ class RunningState:
 
     home: Path
     kind: str
+    _unwritten: bool = field(default=False, init=False, repr=False)
 
     @property
     def path(self) -> Path:
@@ -56,6 +57,8 @@ class RunningState:
             # What a killed one noted is not how things stand now; which programs it left is still needed.
             if self.path.exists():
                 os.replace(self.path, self._leftovers)
+            for half_written in self.home.glob(f".{self.path.name}.*.tmp"):
+                half_written.unlink()
             yield
         finally:
             self.path.unlink(missing_ok=True)
@@ -82,8 +85,14 @@ class RunningState:
         self._leftovers.unlink(missing_ok=True)
 
     def note(self, facts: Mapping[str, Any]) -> None:
-        """Write down how things stand."""
-        atomic_write_json(self.path, {"pid": os.getpid(), **facts})
+        """Write down how things stand; while the disk is full, what was noted before stays, and the log says so."""
+        try:
+            atomic_write_json(self.path, {"pid": os.getpid(), **facts})
+            self._unwritten = False
+        except EdgeDuetError as error:
+            if not self._unwritten:
+                log.error("%s; status shows how things stood before", error)
+            self._unwritten = True
 
     def read(self) -> dict[str, Any] | None:
         """Return what the running supervisor last noted, or ``None`` where none runs."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +48,30 @@ def test_what_a_killed_one_noted_is_not_taken_for_the_state_of_the_next(tmp_path
         state.note({"programs": {}, "training": "connecting"})
         assert (state.read() or {})["training"] == "connecting"
     assert {path.name for path in tmp_path.iterdir()} <= {".device.lock"}
+
+
+def test_what_a_power_cut_left_half_written_is_removed(tmp_path: Path) -> None:
+    (tmp_path / ".device.state.json.0123456789ab.tmp").write_text("{")
+    with RunningState(tmp_path, "device").held():
+        pass
+    assert {path.name for path in tmp_path.iterdir()} <= {".device.lock"}
+
+
+def test_a_disk_that_cannot_be_written_ends_nobody_and_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = RunningState(tmp_path, "device")
+    with caplog.at_level(logging.ERROR, logger="edgeduet.supervision"):
+        # A folder in its place refuses the write as a full disk would, for whoever runs this.
+        state.path.mkdir()
+        (state.path / "x").touch()
+        for _ in range(3):
+            state.note({"programs": {}})
+        assert [record.getMessage().count("status shows how things stood") for record in caplog.records] == [1]
+        (state.path / "x").unlink()
+        state.path.rmdir()
+        state.note({"programs": {}})
+    assert json.loads(state.path.read_text())["programs"] == {}
 
 
 def test_programs_left_by_a_killed_one_are_ended_and_later_ones_of_the_same_pid_are_not(tmp_path: Path) -> None:
