@@ -312,7 +312,7 @@ class ScriptedSelector:
             return self.arms[self.chance.choose([1 / len(self.arms)] * len(self.arms))]
         return self.arms[len(self.played_rounds) % len(self.arms)]
 
-    def learn(self, survival: Any) -> None:
+    def learn(self, survival: Any, proposed: Any = None, start: int | None = None) -> None:
         self.learnt += 1
 
     def played(self, round: Round) -> None:

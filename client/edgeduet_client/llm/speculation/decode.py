@@ -108,7 +108,7 @@ def speculate(
     counted: Counted,
     interruption: Interruption,
     clock: Clock,
-    told: Callable[[Arm, Round], None] = lambda arm, round: None,
+    told: Callable[[CommittedText, Round], None] = lambda text, round: None,
 ) -> Generator[TextPiece | Finished, None, None]:
     """As :func:`~edgeduet_client.llm.generate.generate`: the text as it becomes visible, then :class:`Finished`.
 
@@ -118,7 +118,7 @@ def speculate(
         means: drafters and selector.
         draft_rng: what drafters draw from.
         counted: empty; filled by this.
-        told: hears of every round (a trace).
+        told: hears of every round, when its tokens are committed (a trace).
 
     Raises:
         ModelError: the target failed, or a drafter lied about what it drew from.
@@ -160,7 +160,7 @@ class _Request:
     draft_rng: np.random.Generator
     counted: Counted
     clock: Clock
-    told: Callable[[Arm, Round], None]
+    told: Callable[[CommittedText, Round], None]
 
     last_drafter: str | None = None
 
@@ -175,7 +175,7 @@ class _Request:
             with self._survives(name):
                 drafter.start(self.text)
         if self.means.scoring is not None:
-            self.means.scoring.start(self.text)
+            self.means.scoring.start(self.text, coupled=self.means.coupled)
         _, reason = self._commit(step, Draft())
         return reason
 
@@ -260,9 +260,9 @@ class _Request:
             return 0.0
         began = self.clock()
         scored = self.means.scoring.advance(self.text, seconds, left_out=self.counted.failed, guard=self._survives)
-        for survival in scored:
-            self.counted.rounds.evidence(survival)
-            self.means.selector.learn(survival)
+        for one in scored:
+            self.counted.rounds.evidence(one.survival)
+            self.means.selector.learn(one.survival, one.proposed, one.start)
         return self.clock() - began
 
     def _drafting_seconds(self, arm: Arm, proposed: int, seconds: float) -> dict[str, float]:
@@ -296,7 +296,9 @@ class _Request:
         self.counted.rounds.add(arm.drafter, arm.length, seconds=seconds, **counts)
         round = Round(arm=arm, seconds=seconds, **counts)
         self.means.selector.played(round)
-        self.told(arm, round)
+        if self.means.costs is not None:
+            self.means.costs.observe(round, len(self.text))
+        self.told(self.text, round)
 
     @contextmanager
     def _survives(self, name: str) -> Iterator[None]:

@@ -4,53 +4,38 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Generator, Mapping, Sequence
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edgeduet_client.llm.errors import RequestError
 from edgeduet_client.llm.generate import Answer, Clock, Finished, Interruption, Sampling, TextPiece
 from edgeduet_client.llm.kv_cache import KVCache
 from edgeduet_client.llm.model_folder import GRAPH
 from edgeduet_client.llm.session import TargetSession
 from edgeduet_client.llm.speculation.arms import NO_DRAFT, Arm, Round, Selector
+from edgeduet_client.llm.speculation.calibration import calibrated_costs
 from edgeduet_client.llm.speculation.decode import Counted, Means, speculate
 from edgeduet_client.llm.speculation.drafter import Drafter
+from edgeduet_client.llm.speculation.evaluation_budget import EvaluationBudget
 from edgeduet_client.llm.speculation.invariance import Invariance, cached_invariance, filled
 from edgeduet_client.llm.speculation.options import DrafterOptions, SpeculationOptions
 from edgeduet_client.llm.speculation.registry import drafter_factory
+from edgeduet_client.llm.speculation.scoring import Scoring
+from edgeduet_client.llm.speculation.selectors import new_selector
+from edgeduet_client.llm.speculation.selectors.fixed import FixedSelector
 from edgeduet_client.llm.speculation.stats import SpeculationStats, SurvivalStats
-from edgeduet_shared.errors import nearest
+from edgeduet_client.llm.speculation.text import CommittedText
+from edgeduet_client.llm.speculation.trace import TraceWriter
 
 if TYPE_CHECKING:
     from edgeduet_client.llm.local_model import LocalModel
     from edgeduet_client.llm.speculation.costs import CostModel
 
-SELECTORS = ("fixed", "ratio")
 DRAFTERS_FOLDER = "drafters"
 """Where trained drafters lie in a model's folder, each in a folder of its own."""
-
-
-class FixedArm:
-    """Always the same arm; learns nothing."""
-
-    def __init__(self, arm: Arm = NO_DRAFT) -> None:
-        self._arm = arm
-
-    def start_request(self) -> None:
-        """Nothing is kept."""
-
-    def choose(self, costs: CostModel | None, context_length: int) -> Arm:
-        """Return the arm."""
-        return self._arm
-
-    def learn(self, survival: Mapping[str, Any]) -> None:
-        """Nothing is learnt."""
-
-    def played(self, round: Round) -> None:
-        """Nothing is learnt."""
 
 
 def draft_generator(seed: int | None) -> np.random.Generator:
@@ -67,6 +52,8 @@ class Speculator:
         selector: what picks.
         costs: what it costs; ``None`` where nothing looks at it.
         invariance: in exact mode, what was found about this machine's kernels.
+        scoring: scores drafters for the selector.
+        trace: hears of every round.
     """
 
     def __init__(
@@ -77,15 +64,18 @@ class Speculator:
         costs: CostModel | None = None,
         *,
         invariance: Invariance | None = None,
+        scoring: Scoring | None = None,
+        trace: TraceWriter | None = None,
     ) -> None:
         self.options = options
         self.drafters = {drafter.name: drafter for drafter in drafters}
         self.invariance = invariance
+        self._trace = trace
         self._means = Means(
             self.drafters,
             selector,
             costs,
-            None,
+            scoring,
             granule=1 if invariance is None else invariance.granule,
             fly=options.fly.rule() if options.verify == "fly" else None,
         )
@@ -105,24 +95,47 @@ class Speculator:
             for chosen in (default_drafters(model) if options.drafters is None else options.drafters)
         ]
         found = None
+        files = model.manifest.files
+        weights = "".join(files[name].sha256 for name in sorted(files) if name.startswith(GRAPH))
         if options.mode == "exact":
-            files = model.manifest.files
-            found = cached_invariance(
-                model.session,
-                model.vocabulary.used,
-                options.longest + 1,
-                weights_sha256="".join(files[name].sha256 for name in sorted(files) if name.startswith(GRAPH)),
-            )
+            found = cached_invariance(model.session, model.vocabulary.used, options.longest + 1, weights_sha256=weights)
         granule = 1 if found is None else found.granule
-        arms = {drafter.name: lengths_for(drafter, options.lengths, granule) for drafter in drafters}
-        if options.selector not in SELECTORS:
-            raise RequestError(
-                f"no selector {options.selector!r}{nearest(options.selector, SELECTORS)}; there are "
-                f"{', '.join(SELECTORS)}",
-                "selector",
-            )
-        selector = FixedArm(Arm(drafters[0].name, arms[drafters[0].name][-1]) if drafters else NO_DRAFT)
-        return cls(options, drafters, selector, invariance=found)
+        named = {drafter.name: drafter for drafter in drafters}
+        lengths = {name: lengths_for(drafter, options.lengths, granule) for name, drafter in named.items()}
+        selector = new_selector(
+            options.selector,
+            [NO_DRAFT, *(Arm(name, length) for name in named for length in lengths[name])],
+            options.selector_options,
+            common={
+                "seed": options.seed,
+                "discount": options.discount,
+                "carry_over": options.carry_over,
+                "hysteresis": options.hysteresis,
+            },
+        )
+        depth = max((of[-1] for of in lengths.values()), default=1)
+        costs = calibrated_costs(
+            model.session,
+            named,
+            vocabulary=model.vocabulary.used,
+            longest=depth,
+            granule=granule,
+            weights_sha256=weights,
+            calibrate="on" if options.calibrate == "fresh" else "cached",
+            clock=time.perf_counter,
+        )
+        trace = None
+        if options.trace is not None:
+            trace = TraceWriter(options.trace, named, lengths, depth=depth, costs=costs, form=options.estimator)
+        return cls(
+            options,
+            drafters,
+            selector,
+            costs,
+            invariance=found,
+            scoring=scoring_for(options, named, depth, selector),
+            trace=trace,
+        )
 
     def lengths_of(self, drafter: str) -> list[int]:
         """Return the draft lengths ``drafter`` may be asked for; in exact mode those that fill a step."""
@@ -131,7 +144,11 @@ class Speculator:
     def fixed(self, arm: Arm) -> Speculator:
         """Return a speculator with the same drafters that always plays ``arm``; the two are not used at once."""
         return Speculator(
-            self.options, list(self.drafters.values()), FixedArm(arm), self._means.costs, invariance=self.invariance
+            self.options,
+            list(self.drafters.values()),
+            FixedSelector([arm], drafter=arm.drafter or "none", length=arm.length or None),
+            self._means.costs,
+            invariance=self.invariance,
         )
 
     @property
@@ -168,7 +185,11 @@ class Speculator:
         seed = sampling.plan.request.seed
         free = self._in_use.acquire(blocking=False)
         try:
-            means = self._means if free else replace(self._means, drafters={}, selector=FixedArm(), scoring=None)
+            means = (
+                self._means
+                if free
+                else replace(self._means, drafters={}, selector=FixedSelector([NO_DRAFT]), costs=None, scoring=None)
+            )
             means = replace(means, coupled=self.options.mode == "exact" and seed is not None)
             counted = Counted()
             events = speculate(
@@ -182,6 +203,7 @@ class Speculator:
                 counted=counted,
                 interruption=interruption,
                 clock=clock,
+                told=self._told(counted, coupled=means.coupled) if free else lambda text, round: None,
             )
             for event in events:
                 if isinstance(event, Finished):
@@ -189,12 +211,18 @@ class Speculator:
                 yield event
         finally:
             if free:
+                if self._trace is not None:
+                    self._trace.end_request(list(counted.failed))
                 self._in_use.release()
+
+    def _told(self, counted: Counted, *, coupled: bool) -> Callable[[CommittedText, Round], None]:
+        trace = self._trace
+        if trace is None:
+            return lambda text, round: None
+        return lambda text, round: trace.round(text, round, coupled=coupled, left_out=list(counted.failed))
 
     def _stats(self, counted: Counted, finished: Finished, *, busy: bool) -> SpeculationStats:
         rounds, notes = counted.rounds, []
-        if self.options.selector != "fixed" and isinstance(self._means.selector, FixedArm) and self.drafters:
-            notes.append(f"selector {self.options.selector} is not there yet: one arm was played throughout")
         if busy:
             notes.append("the drafters were in use by another request, so this one took plain steps")
         if self.invariance is not None and not self.invariance.holds:
@@ -227,6 +255,22 @@ class Speculator:
             failed=counted.failed,
             notes=tuple(notes),
         )
+
+
+def scoring_for(
+    options: SpeculationOptions, drafters: Mapping[str, Drafter], depth: int, selector: Selector
+) -> Scoring | None:
+    """Return what scores ``drafters`` for ``selector``; ``None`` where nothing learns from it."""
+    if not drafters or options.eval_budget == 0 or not hasattr(selector, "standing"):
+        return None
+    budget = EvaluationBudget(
+        list(drafters),
+        depth=depth,
+        share=options.eval_budget,
+        standing=selector.standing,
+        changes=getattr(selector, "changes", int),
+    )
+    return Scoring(drafters, budget=budget, form=options.estimator, clock=time.perf_counter)
 
 
 def lengths_for(drafter: Drafter, lengths: Sequence[int], granule: int) -> list[int]:

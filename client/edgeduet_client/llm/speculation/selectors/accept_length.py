@@ -42,5 +42,9 @@ class AcceptLengthSelector:
         """Take up one start."""
         self.evidence.add(survival, proposed)
 
+    def standing(self) -> Mapping[str, float]:
+        """Return nothing: this selector does not compare rates, so all drafters are scored alike."""
+        return {}
+
     def played(self, round: Round) -> None:
         """Nothing: what the arm in use got is known from the text."""

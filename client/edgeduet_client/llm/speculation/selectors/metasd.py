@@ -91,6 +91,10 @@ class MetaSDSelector:
         if not self._dense:
             self._reward(round.arm, round.accepted / max(self._length, 1))
 
+    def standing(self) -> Mapping[str, float]:
+        """Return nothing: this selector does not compare rates, so all drafters are scored alike."""
+        return {}
+
     def _reward(self, arm: Arm, reward: float) -> None:
         place = self.arms.index(arm)
         self.pulls[place] += 1
