@@ -62,7 +62,7 @@ def drafter_facts(scenario: Scenario, strategy: Strategy, seed: int, tell: Calla
         held = training_texts(scenario, client, seed)
         tokens.append(sum(map(len, held)))
         texts.update(json.dumps(held).encode())
-        tell(f"client {client} holds {tokens[-1]:,} tokens of {config.domain(client)}")
+        tell(f"client {client} trains on {len(held)} texts of {config.domain(client)}")
         training_data(scenario, client, seed, kind)
     places = {}
     for number, domain in enumerate(config.domain_names):

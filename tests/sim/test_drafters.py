@@ -234,3 +234,11 @@ def test_methods_and_scenarios_must_be_about_the_same_thing(scenario: Scenario, 
 
 def test_a_scenario_without_drafters_is_written_as_before():
     assert "drafter" not in json.loads(Scenario(name="images").model_dump_json())
+
+
+def test_worker_processes_change_nothing(scenario: Scenario, runs: dict[str, Run], tmp_path: Path):
+    job = make_job(scenario, MethodSpec("drafter-pool"), 0, tmp_path)
+    run = run_one(job, EngineSetup(workers=2), Silent())
+    whole = runs["drafter-pool"]
+    assert run.stages[-1].figures == whole.stages[-1].figures
+    np.testing.assert_array_equal(final_state(run).shared["logits"], final_state(whole).shared["logits"])
