@@ -7,6 +7,7 @@ no images, has fewer images than a batch; one client; more clients than images.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 
@@ -226,27 +228,66 @@ def test_kill_9_and_resume_ends_bit_identical(
     assert comparable(tmp_path) == whole
 
 
-_IN_OWN_PROCESS = "EDGEDUET_TEST_IN_OWN_PROCESS"
+def start_autograd_threads() -> None:
+    """Backward passes within backward passes, so deep that torch moves to another thread; forks cannot train then."""
+
+    class Nested(torch.autograd.Function):
+        depth = 70
+
+        @staticmethod
+        def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+            Nested.depth -= 1
+            if Nested.depth > 0:
+                with torch.enable_grad():
+                    Nested.apply(torch.ones(1, requires_grad=True)).sum().backward()
+            return gradient
+
+    Nested.apply(torch.ones(1, requires_grad=True)).sum().backward()
 
 
-def test_worker_processes_change_nothing(tmp_path: Path) -> None:
-    """Personal states live in the workers then, and are still part of the checkpoint."""
-    if _IN_OWN_PROCESS not in os.environ:
-        # torch cannot train in a fork of a process in which other tests have used its autograd threads.
-        this = f"{__file__}::test_worker_processes_change_nothing"
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", this]
-        alone = subprocess.run(
-            command, env={**os.environ, _IN_OWN_PROCESS: "1"}, capture_output=True, text=True, check=False
-        )
-        assert alone.returncode == 0, alone.stdout
-        assert "1 passed" in alone.stdout
-        return
-    folders = []
-    for workers in (0, 2):
-        folder = tmp_path / str(workers)
-        config = RunConfig(scenario(clients=3), "fed-duet", seed=1, run_dir=folder, run_name=f"workers-{workers}")
-        with InProcessGrid(edgeduet_clients(config), workers=workers) as grid:
-            serve(grid, config)
-        folders.append(comparable(folder))
-    assert len(folders[0][2]) == 3
-    assert folders[0] == folders[1]
+_FORKING = """
+import sys
+from pathlib import Path
+import test_failures
+test_failures.run_with_workers(Path(sys.argv[1]), 2)
+"""
+
+
+def run_with_workers(folder: Path, workers: int) -> Any:
+    config = RunConfig(scenario(clients=3), "fed-duet", seed=1, run_dir=folder, run_name=f"workers-{workers}")
+    with InProcessGrid(edgeduet_clients(config), workers=workers) as grid:
+        serve(grid, config)
+    return comparable(folder)
+
+
+def test_worker_processes_change_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Forked from a fresh process, or spawned where forks could not train.
+
+    Personal states live in the workers then, and are still part of the checkpoint.
+    """
+    alone = run_with_workers(tmp_path / "alone", 0)
+    assert len(alone[2]) == 3
+    here = str(Path(__file__).parent)
+    path = os.pathsep.join([here, os.environ.get("PYTHONPATH", ""), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": path}
+    subprocess.run([sys.executable, "-c", _FORKING, str(tmp_path / "forked")], env=environment, check=True, timeout=300)
+
+    start_autograd_threads()
+    with caplog.at_level(logging.INFO, logger="edgeduet.sim"):
+        spawned = run_with_workers(tmp_path / "spawned", 2)
+
+    assert comparable(tmp_path / "forked") == alone
+    assert spawned == alone
+    assert "workers are spawned" in caplog.text
+
+
+def test_forks_that_cannot_train_are_warned_of_where_workers_cannot_be_spawned(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    start_autograd_threads()
+    with InProcessGrid(Clients(ClientApp(), 2, {}), workers=2):
+        assert "module:attribute" in caplog.text

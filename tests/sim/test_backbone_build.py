@@ -146,7 +146,7 @@ def test_a_missing_font_is_one_line_with_the_command_that_installs_it(tmp_path: 
 def test_a_kernel_left_out_leaves_the_others_targets() -> None:
     generator = torch.Generator().manual_seed(0)
     cosine, prototypes = torch.rand(3, 4, generator=generator), torch.randn(4, 5, generator=generator)
-    kernels = lite0.Kernels(cosine, lambda sharpness: torch.softmax(sharpness * cosine.flip(1), -1))
+    kernels = lite0.Kernels(cosine, torch.eye(4), lambda sharpness: torch.softmax(sharpness * cosine.flip(1), -1))
     language, graph = kernels.targets(prototypes, 9.0, 0.0), kernels.targets(prototypes, 0.0, 4.0)
 
     both = kernels.targets(prototypes, 9.0, 4.0)

@@ -272,10 +272,11 @@ def make_lexicon(space: ImageSpace, work: Path) -> Lexicon:
 class Kernels:
     """How near words are to the classes, by language and by the graph; before sharpening.
 
-    ``cosine_NK``: of sentence embeddings. ``graph``: sharpness to weights ``[N, K]``.
+    ``word_NE``, ``class_KE``: unit sentence embeddings. ``graph``: sharpness to weights ``[N, K]``.
     """
 
-    cosine_NK: Tensor
+    word_NE: Tensor
+    class_KE: Tensor
     graph: Callable[[float], Tensor]
 
     @classmethod
@@ -286,11 +287,11 @@ class Kernels:
         synonym_KE = embedder([", ".join(wordnet.synsets[c].words) for c in classes], "synonyms")
         class_KE = F.normalize(class_KE + synonym_KE, dim=-1)
         word_NE = embedder(words, "embedding words") if work is None else _embed_words(embedder, words, work)
-        return cls(word_NE @ class_KE.T, lambda sharpness: graph_kernel(wordnet, words, classes, sharpness))
+        return cls(word_NE, class_KE, lambda sharpness: graph_kernel(wordnet, words, classes, sharpness))
 
     def targets(self, prototype_KD: Tensor, language: float, graph: float) -> Tensor:
         """Unit vectors ``[N, D]`` for the two sharpnesses; 0 leaves one kernel out."""
-        language_ND = torch.softmax(language * self.cosine_NK, -1) @ prototype_KD
+        language_ND = torch.softmax(language * self.word_NE @ self.class_KE.T, -1) @ prototype_KD
         if not graph:
             return F.normalize(language_ND, dim=-1)
         graph_ND = self.graph(graph) @ prototype_KD

@@ -180,8 +180,10 @@ class InProcessGrid(Grid):
     Args:
         clients: the ClientApp and how it is run.
         workers: worker processes; 0 runs the clients in this process.
-        start_method: how workers start. ``fork`` shares what is loaded (backbone, caches) with them;
-            ``spawn`` works everywhere and needs ``clients.app`` as text.
+        start_method: how workers start. ``fork`` shares what is loaded (torch, split, caches) with them;
+            ``spawn`` works everywhere and needs ``clients.app`` as text. Forks of a process that has started
+            torch's autograd threads (an export to ONNX does, and a GPU) cannot train: spawned workers take
+            their place, with a line in the log, or where ``clients.app`` is no text, a warning is logged.
 
     Raises:
         FederationError: a worker process died.
@@ -200,8 +202,7 @@ class InProcessGrid(Grid):
         self._workers: list[_Worker] = []
         self._runner: ClientRunner | None = None
         if workers > 0:
-            start = multiprocessing.get_context(start_method)
-            self._workers = [_Worker(start, clients, index, workers) for index in range(min(workers, clients.count))]
+            self._workers = _start_workers(clients, min(workers, clients.count), start_method)
         else:
             self._runner = ClientRunner(clients, range(clients.count))
 
@@ -324,6 +325,25 @@ class InProcessGrid(Grid):
             self._keep(*busy[connection].take())
 
 
+def _start_workers(clients: Clients, count: int, start_method: str) -> list[_Worker]:
+    start = multiprocessing.get_context(start_method)
+    workers = [_Worker(start, clients, index, count) for index in range(count)]
+    # All are asked before any is judged: they start at the same time.
+    if all([worker.can_train() for worker in workers]):  # noqa: C419
+        return workers
+    if not isinstance(clients.app, str):
+        # An app that does not train with torch is none the worse.
+        log.warning(
+            "this process has started torch's autograd threads, and its forks cannot train with torch: give the "
+            "ClientApp as 'module:attribute', so that workers can be spawned"
+        )
+        return workers
+    for worker in workers:
+        worker.close()
+    log.info("this process has started torch's autograd threads, and its forks cannot train: workers are spawned")
+    return _start_workers(clients, count, "spawn")
+
+
 class _Worker:
     """A process that runs the clients ``index``, ``index + workers``, ..."""
 
@@ -341,6 +361,10 @@ class _Worker:
     def busy(self) -> set[str]:
         """Ids of the messages it is working on."""
         return {message.metadata.message_id for message in self._block}
+
+    def can_train(self) -> bool:
+        """Whether torch can train in it; called once, before anything else, and waits until it has started."""
+        return bool(self._receive())
 
     def give(self, block: list[Message]) -> None:
         """Hand over messages."""
@@ -396,8 +420,14 @@ class _Worker:
 def _work(connection: Connection, clients: Clients, ids: Collection[int]) -> None:
     """Serve requests of the grid until the connection is closed."""
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, RUN_ID, SUPERLINK_NODE_ID
-    _use_one_thread()
-    runner = ClientRunner(clients, ids)
+    try:
+        able = _autograd_works()
+        runner = ClientRunner(clients, ids)
+        _use_one_thread()
+    except Exception:
+        connection.send(("raised", traceback.format_exc()))
+        return
+    connection.send(("done", able))
     while True:
         try:
             method, argument = connection.recv()
@@ -420,6 +450,20 @@ def _use_one_thread() -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(1)
+
+
+def _autograd_works() -> bool:
+    """Whether torch, where this process has it, can differentiate here: its threads do not survive a fork."""
+    import sys
+
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return True
+    try:
+        torch.ones(1, requires_grad=True).sum().backward()
+    except RuntimeError:
+        return False
+    return True
 
 
 def load_client_app(reference: str) -> ClientApp:
@@ -451,13 +495,12 @@ class RunMemory:
 
 def edgeduet_clients(config: RunConfig, *, block_size: int = 1) -> Clients:
     """Return edgeduet's own clients for a run, with personal states in memory; drafters are trained one by one."""
-    from edgeduet_client.app import app
     from edgeduet_client.handlers import handle_block
 
     block_size = block_size if config.scenario.learns == "classifier" else 1
     config = replace(config, personal_dir="")
     return Clients(
-        app=app,
+        app="edgeduet_client.app:app",  # by name: workers may have to be spawned
         count=config.scenario.federation.clients,
         run_config=config.to_flower(),
         handle_block=handle_block if block_size > 1 else None,
