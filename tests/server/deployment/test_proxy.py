@@ -1,9 +1,10 @@
-"""The real nginx in front of a real TLS server lets the Fleet interface through and nothing else."""
+"""The real nginx, and Caddy, in front of a real TLS server let the Fleet interface through and nothing else."""
 
 from __future__ import annotations
 
 import http.client
 import http.server
+import os
 import shutil
 import socket
 import ssl
@@ -11,6 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -18,7 +20,9 @@ from edgeduet_server.deployment.home import create_home
 from edgeduet_server.deployment.pki import Pki
 from edgeduet_server.deployment.proxy import proxy_command
 from edgeduet_server.deployment.server_config import ServerConfig
+from write_deploy import SERVER_HOME
 
+CADDYFILE = Path(__file__).resolve().parents[3] / "deploy/proxy/Caddyfile"
 NGINX = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
 
 
@@ -48,11 +52,30 @@ class Upstream(http.server.BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerConfig]:
-    """nginx in front of an upstream that would answer everything."""
-    if NGINX is None:
+def caddy_command(config: ServerConfig) -> list[str]:
+    """Write the example of deploy/proxy for this home and return the command that runs it."""
+    changes = {
+        str(SERVER_HOME): str(config.home),
+        "https://fl.example.org:9443": f"https://localhost:{config.network.public_port}",
+        "127.0.0.1:9444": f"127.0.0.1:{config.network.superlink_port}",
+        "16MB": f"{config.limits.max_request_bytes // 10**6}MB",
+    }
+    text = CADDYFILE.read_text()
+    for example, here in changes.items():
+        assert example in text
+        text = text.replace(example, here)
+    path = config.home / "Caddyfile"
+    path.write_text(text)
+    return ["caddy", "run", "--adapter", "caddyfile", "--config", str(path)]
+
+
+@pytest.fixture(scope="module", params=["nginx", "caddy"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerConfig]:
+    """A proxy in front of an upstream that would answer everything."""
+    if request.param == "nginx" and NGINX is None:
         pytest.skip("nginx is not installed (apt install nginx-light)")
+    if request.param == "caddy" and shutil.which("caddy") is None:
+        pytest.skip("caddy is not installed (apt install caddy)")
     config = create_home(tmp_path_factory.mktemp("home"), ["localhost"])
     network = config.network.model_copy(update={"public_port": free_port(), "superlink_port": free_port()})
     limits = config.limits.model_copy(update={"max_request_bytes": 6_000_000})
@@ -63,10 +86,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerConfig]:
     context.load_cert_chain(pki.certificate, pki.key)
     upstream.socket = context.wrap_socket(upstream.socket, server_side=True)
     threading.Thread(target=upstream.serve_forever, daemon=True).start()
-    process = subprocess.Popen(proxy_command(config), stderr=subprocess.PIPE)
+    command = proxy_command if request.param == "nginx" else caddy_command
+    home = {"HOME": str(config.home), "XDG_DATA_HOME": str(config.home), "XDG_CONFIG_HOME": str(config.home)}
+    with (config.home / "proxy.log").open("wb") as log:
+        process = subprocess.Popen(command(config), stderr=log, env={**os.environ, **home})
     deadline = time.monotonic() + 20
     while socket.socket().connect_ex(("127.0.0.1", network.public_port)) and time.monotonic() < deadline:
-        assert process.poll() is None, process.stderr.read() if process.stderr else ""
+        assert process.poll() is None, (config.home / "proxy.log").read_text()
         time.sleep(0.05)
     yield config
     process.terminate()
