@@ -235,8 +235,12 @@ class LiveDevice:
         folder = self.personal(run)
         leftovers = [path.name for path in folder.iterdir() if path.suffix != ".safetensors"]
         assert not leftovers, f"{folder} holds {leftovers}"
+        return self.newest_state(run)
+
+    def newest_state(self, run: str) -> dict[str, Any]:
+        """Return its newest whole personal state, whatever else lies there."""
         state = DiskStore(self.home / "personal").load(run, self.index, (10**6, AFTER_STAGE))
-        assert state, f"no personal state in {folder}"
+        assert state, f"no personal state in {self.personal(run)}"
         return state
 
 
@@ -348,26 +352,40 @@ class Deployment:
         return self.events(run, kind)
 
     def app_at_work(self, device: LiveDevice, run: str) -> psutil.Process:
-        """Wait until a device trains in the first stage of a run; return the process."""
+        """Wait until a device works on what comes after the last event of a run; return its ClientApp."""
         self.wait_for_event(run, "stage-start")
-        wait(device.apps, f"a ClientApp of {device.name} at work", every=0.05)
-        return device.apps()[0]
+        # The process of the message before may still be on its way out. Times of processes are good to a second.
+        since = (self.config.folder("runs") / run / "metrics.jsonl").stat().st_mtime - 0.5
+        found: list[psutil.Process] = []
+
+        def works() -> bool:
+            with suppress(psutil.NoSuchProcess):
+                found[:] = [app for app in device.apps() if app.create_time() > since]
+            return bool(found)
+
+        wait(works, f"a ClientApp of {device.name} at work", every=0.05)
+        return found[0]
 
     def assert_complete(self, run: str, *, stages: int = 1, rounds: int = 2, clients: int = DEVICES) -> list[Json]:
         """Fail unless every round is there once and everybody was evaluated; return the rounds.
 
         Both records must say so: the run's own file, and what ``edgeduet-admin`` reads from the registry.
         """
+        found = self.assert_rounds(run, stages=stages, rounds=rounds)
+        evaluated = self.events(run, "evaluate")
+        assert [[c["client"] for c in event["clients"]] for event in evaluated] == [list(range(clients))] * stages
+        metrics = self.json("metrics", run)
+        assert len(metrics["personal_matrix"]) == stages and len(metrics["clients"]) == clients
+        return found
+
+    def assert_rounds(self, run: str, *, stages: int = 1, rounds: int = 2) -> list[Json]:
+        """Fail unless the run has ended and every round is in both records once; return the rounds."""
         found = self.events(run, "round")
         places = [(event["stage"], event["round"]) for event in found]
         assert places == [(stage, round) for stage in range(stages) for round in range(rounds)]
-        evaluated = self.events(run, "evaluate")
-        assert [[c["client"] for c in event["clients"]] for event in evaluated] == [list(range(clients))] * stages
         assert [event["event"] for event in self.events(run)][-1] == "run-end"
         listed = self.json("rounds", run)["rounds"]
         assert [(row["stage"], row["round"]) for row in listed] == places
-        metrics = self.json("metrics", run)
-        assert len(metrics["personal_matrix"]) == stages and len(metrics["clients"]) == clients
         return found
 
     def logs(self) -> str:
@@ -445,13 +463,16 @@ def run_command(
 
 
 @contextmanager
-def deployed(folder: Path, *, devices: int = DEVICES, wired: Collection[int] = ()) -> Iterator[Deployment]:
+def deployed(
+    folder: Path, *, devices: int = DEVICES, wired: Collection[int] = (), extra: Mapping[str, str] | None = None
+) -> Iterator[Deployment]:
     """Make a server and let ``devices`` devices in; all are connected on entry, and gone on exit.
 
     Args:
         folder: where everything is kept.
         devices: number of devices; device i holds share i.
         wired: devices that are to reach the server over a :class:`Wire` of ``system.wires``.
+        extra: more environment of the devices.
     """
     config = create_home(folder / "server", ["localhost"], public_port=free_ports(4))
     system = Deployment(folder, config)
@@ -464,7 +485,7 @@ def deployed(folder: Path, *, devices: int = DEVICES, wired: Collection[int] = (
             port = system.wires[index].port if index in wired else None
             device = system.enrol(f"edge-{index}", index, port=port)
             system.approve(device)
-            device.start()
+            device.start(extra)
         for device in system.devices:
             wait(device.connected, f"{device.name} to be connected")
         yield system

@@ -13,7 +13,7 @@ import pytest
 
 from edgeduet_server.deployment.proxy import find_nginx
 from edgeduet_shared.errors import EdgeDuetError
-from live_deployment import Deployment, accuracies, deployed, final_state, simulate, tiny_scenario, wait
+from live_deployment import Deployment, accuracies, deployed, final_state, simulate, tiny_scenario
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -71,7 +71,7 @@ def test_a_run_stopped_at_once_in_the_middle_of_a_round_is_resumed_and_ends_with
     scenario = tiny_scenario()
     run = system.start_run("stopped", scenario)
     system.wait_for_event("stopped", "round")
-    wait(system.devices[2].apps, "the second round", every=0.05)
+    system.app_at_work(system.devices[2], "stopped")
     stopped = system.json("runs", "stop", "stopped", "--now", "--yes")
     assert stopped["state"] == "stopped"
 
