@@ -4,9 +4,10 @@
     python simulations/benchmarks/engine_bench.py --quick    # 10 clients, 2 minutes
 
 Every run is a process of its own. Measured over it and everything it starts: wall seconds, CPU
-seconds, peak memory (PSS, so that shared pages count once). Images are encoded before anything is
-measured. Each client holds the same number of images whatever the number of clients, so that the cost
-per client and round should be flat.
+seconds, peak memory as if nothing else ran on the machine: pages that its processes share count once, and
+so do those that they share with strangers (libraries of another Python with torch). Images are encoded
+before anything is measured. Each client holds the same number of images whatever the number of clients, so
+that the cost per client and round should be flat.
 
 ``in-process`` trains clients one after the other, as Ray's actors do, and must give the same bytes;
 ``in-process, blocks`` trains 32 clients at once. Wall seconds depend on what else the machine does; CPU
@@ -24,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ class Cost:
     Attributes:
         wall: seconds.
         cpu: CPU seconds of all processes.
-        memory: peak of the summed proportional set size, bytes.
+        memory: peak resident bytes, shared pages once.
         processes: most processes at a time.
         round_seconds: wall seconds per client and round, without the first round.
         weights: hash of the final server state.
@@ -174,7 +175,7 @@ class _Meter:
             members = [member for member in list(self._known.values()) if self._note_cpu(member)]
             self.processes = max(self.processes, len(members))
             if tick % 5 == 0:
-                self.memory = max(self.memory, sum(_pss(member) for member in members))
+                self.memory = max(self.memory, resident([member.pid for member in members]))
             tick += 1
             time.sleep(0.2)
         if self._process.returncode != 0:
@@ -204,11 +205,45 @@ class _Meter:
         return True
 
 
-def _pss(member: psutil.Process) -> int:
-    try:
-        return int(member.memory_full_info().pss)
-    except psutil.Error:
-        return 0
+def resident(pids: Sequence[int]) -> int:
+    """Bytes that processes hold together, whoever else maps the same files.
+
+    Pages of a file count once per group: private ones of every process, and of the shared ones, per mapping,
+    as many as the process that holds most of them (which ones they are, nobody says). Everything else counts
+    as the kernel shares it out.
+    """
+    total = 0
+    shared: dict[tuple[str, str], int] = {}
+    for pid in pids:
+        try:
+            text = Path(f"/proc/{pid}/smaps").read_text()
+        except OSError:  # it has ended
+            continue
+        for file, offset, sizes in _mappings(text):
+            if file.startswith("/") and not file.startswith(("/dev/", "/memfd:")):
+                total += sizes["Private_Clean"] + sizes["Private_Dirty"]
+                held = sizes["Shared_Clean"] + sizes["Shared_Dirty"]
+                shared[file, offset] = max(shared.get((file, offset), 0), held)
+            else:
+                total += sizes["Pss"]
+    return 1024 * (total + sum(shared.values()))
+
+
+_SIZES = ("Pss", "Private_Clean", "Private_Dirty", "Shared_Clean", "Shared_Dirty")
+
+
+def _mappings(smaps: str) -> Iterator[tuple[str, str, dict[str, int]]]:
+    """File, offset in it and sizes in KiB of every mapping listed in ``/proc/PID/smaps``."""
+    file, offset, sizes = "", "", dict.fromkeys(_SIZES, 0)
+    for line in smaps.splitlines():
+        first, *rest = line.split(maxsplit=5)
+        if first[0].islower() or first[0].isdigit():  # 7f12-7f34 r-xp 00001000 fe:00 1234 /usr/lib/...
+            yield file, offset, sizes
+            offset, file = rest[1], rest[4] if len(rest) > 4 else ""
+            sizes = dict.fromkeys(_SIZES, 0)
+        elif first[:-1] in sizes:
+            sizes[first[:-1]] = int(rest[0])
+    yield file, offset, sizes
 
 
 def table(costs: Sequence[Cost]) -> str:
