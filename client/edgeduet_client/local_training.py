@@ -219,7 +219,8 @@ def _batches(job: Job, plan: LocalPlan) -> _Batches:
         return _Batches(job.x, job.labels_N, order)
     sizes = [round(len(rows) * plan.rehearsal) for rows in order]
     generator = torch.Generator().manual_seed(derive_seed(job.seed, "rehearsal", job.client, job.stage, job.round))
-    x, labels = job.prototypes.draw(sum(sizes), generator)
+    x_ND, labels = job.prototypes.draw(sum(sizes), generator)
+    x = x_ND.view(-1, *job.x.shape[1:])
     drawn = (len(job.x) + torch.arange(sum(sizes))).split(sizes)
     return _Batches(
         torch.cat([job.x, x]),

@@ -11,10 +11,13 @@ Where we differ, and why:
 * One prototype per class *and* stage, since in a domain-incremental stream a class looks different each
   time; they are drawn in proportion to the images they stand for.
 * They never leave the client.
+* Inside a convolutional tower the frozen feature is a map: its prototype is the mean map, and each position
+  and channel is drawn by itself. A drawn map lacks the correlation between positions that real ones have,
+  and helps all the same (``docs/methods.md`` has the numbers).
 
 In the personal state: ``prototypes/STAGE/{classes,counts,means,deviation}``.
 
-Shape suffixes: N images, P prototypes, S stages, D width of a feature.
+Shape suffixes: N images, P prototypes, S stages, D numbers of a feature (a map is flattened).
 """
 
 from __future__ import annotations
@@ -57,11 +60,19 @@ class Prototypes:
 State = MutableMapping[str, npt.NDArray[Any]]
 
 
-def memorise(state: State, stage: int, x_ND: Tensor, labels_N: Tensor) -> None:
-    """Put the prototypes of a stage into the personal state; the stage's images do not change, once is enough."""
+def memorise(state: State, stage: int, x: Tensor, labels_N: Tensor) -> None:
+    """Put the prototypes of a stage into the personal state; the stage's images do not change, once is enough.
+
+    Args:
+        state: the client's personal state.
+        stage: which one.
+        x: frozen features of the stage's images, vectors (N, D) or maps (N, C, H, W).
+        labels_N: their labels.
+    """
     under = f"prototypes/{stage}/"
     if f"{under}classes" in state:
         return
+    x_ND = x.flatten(1)
     classes_P, which_N, counts_P = torch.unique(labels_N, return_inverse=True, return_counts=True)
     sums_PD = torch.zeros(len(classes_P), x_ND.shape[1]).index_add_(0, which_N, x_ND)
     means_PD = sums_PD / counts_P.unsqueeze(1)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from client_rounds import CLASSES, FULL, features, job, model_of, plan_of
+from client_rounds import CLASSES, FULL, SCENARIO, features, job, model_of, moved, plan_of
 from edgeduet_client.local_training import (
     Job,
     Trained,
@@ -17,9 +18,11 @@ from edgeduet_client.local_training import (
     log_sampling,
     train_clients,
 )
-from edgeduet_client.prototypes import Prototypes
-from edgeduet_shared.duet import Params
+from edgeduet_client.prototypes import Prototypes, memorise, recall
+from edgeduet_shared.config import AdapterConfig
+from edgeduet_shared.duet import DuetModel, Params
 from edgeduet_shared.plan import LocalPlan
+from tiny_towers import CLASS_NAMES, pictures, tiny_backbone
 
 SIZES = (9, 3, 6)
 """With batches of four: three steps, the last of one image; less than a batch; two steps."""
@@ -27,6 +30,8 @@ SIZES = (9, 3, 6)
 SHIFTS = ("fusion.key.bias", "fusion.value.bias", "fusion.output.bias")
 """What these add is the same for all prompts, or for all classes, and softmax does not see it: their gradient is
 rounding alone, which AdamW scales up to whole steps. Values differ, predictions do not."""
+
+STAGES = AdapterConfig(placement="stages", bottleneck=4, shared_bottleneck=8, experts=3, top_k=2)
 
 PLANS: dict[str, LocalPlan] = {
     "fed-duet parametric": plan_of("fed-duet", 0),
@@ -131,6 +136,31 @@ def test_clients_that_rehearse_and_a_client_with_nothing_to_rehearse_share_a_blo
         [alone] = trained(plan, [one])
         assert max(drift(result, alone).values()) < 1e-5
         assert result.loss == pytest.approx(alone.loss, abs=1e-5)
+
+
+def test_feature_maps_inside_the_tower_are_rehearsed_too() -> None:
+    """Their prototypes are mean maps; a block of clients trains on draws from them as each client alone does."""
+    scenario = SCENARIO.model_copy(update={"model": SCENARIO.model.model_copy(update={"adapter": STAGES})})
+    plan = plan_of("fedavg-adapter", rehearsal=1.0)
+    model = DuetModel(tiny_backbone("resnet"), CLASS_NAMES, scenario.model, plan.parts)
+    jobs = [_job_on_maps(model, client, count) for client, count in enumerate((6, 3))]
+
+    together = train_clients(model, plan, CLASSES, jobs)
+
+    for one, result in zip(jobs, together, strict=True):
+        [alone] = train_clients(model, plan, CLASSES, [one])
+        [without] = train_clients(model, plan, CLASSES, [replace(one, prototypes=None)])
+        assert max(drift(result, alone).values()) < 1e-5
+        assert max(drift(result, without).values()) > 1e-3
+
+
+def _job_on_maps(model: DuetModel, client: int, count: int) -> Job:
+    x = model.front(pictures(tiny_backbone("resnet"), count, seed=client))
+    assert x.ndim == 4
+    state: dict[str, Any] = {}
+    memorise(state, 0, model.front(pictures(tiny_backbone("resnet"), 4, seed=50)), torch.tensor([1, 1, 3, 3]))
+    labels, nothing = torch.arange(count) % len(CLASSES), torch.zeros(0, 4, 1)
+    return Job(client, 1, 0, 0, x, labels, moved(model.initial(0), client), nothing, prototypes=recall(state, 1))
 
 
 @pytest.mark.parametrize("name", ["fed-duet parametric", "fed-duet semantic"])

@@ -61,6 +61,15 @@ def test_a_stage_is_memorised_once() -> None:
     assert state.keys() == before.keys() and all(np.array_equal(v, before[n]) for n, v in state.items())
 
 
+def test_a_map_is_remembered_number_by_number() -> None:
+    maps = torch.cat([X, X + 1], dim=1).view(4, 2, 1, 2)
+
+    one, other = recall(remembered((maps, LABELS)), 1), recall(remembered((maps.flatten(1), LABELS)), 1)
+
+    assert one is not None and other is not None
+    assert torch.equal(one.means_PD, other.means_PD) and torch.equal(one.deviations_SD, other.deviations_SD)
+
+
 def test_no_image_is_kept() -> None:
     state = remembered((X, LABELS))
 

@@ -570,7 +570,9 @@ def test_a_loss_weight_of_0_switches_the_term_off_and_nothing_else(option: str):
     assert whole.model_dump(exclude={option}) == ablated.model_dump(exclude={option})
 
 
-def test_what_a_client_met_before_is_rehearsed_where_a_cached_feature_is_one_vector() -> None:
+def test_what_a_client_met_before_is_rehearsed_unasked_where_a_cached_feature_is_one_vector_and_never_as_pixels() -> (
+    None
+):
     def rehearsal(method: str, placement: str, **options: Any) -> float:
         plan = make_strategy(method, options, scenario(placement=placement), experiment()).plan(1, 0)
         assert plan is not None
@@ -582,8 +584,9 @@ def test_what_a_client_met_before_is_rehearsed_where_a_cached_feature_is_one_vec
     assert [rehearsal(name, "embedding") for name in ("fedavg-adapter", "fed-lwf", "fed-duet-released")] == [0.0] * 3
     assert rehearsal("fedavg-adapter", "embedding", rehearsal=1.0) == 1.0
     for name in ("fed-duet", "fedavg-adapter"):
-        with pytest.raises(ConfigError, match=r"rehearsal needs one vector per image.*placement='embedding'"):
-            rehearsal(name, "stages", rehearsal=1.0)
+        assert rehearsal(name, "stages", rehearsal=1.0) == 1.0
+        with pytest.raises(ConfigError, match=r"rehearsal keeps means of cached features.*'embedding' or 'stages'"):
+            rehearsal(name, "blocks", rehearsal=1.0)
 
 
 def test_both_paths_taken_away_leave_nothing_to_train():

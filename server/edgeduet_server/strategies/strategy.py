@@ -140,16 +140,18 @@ class Strategy(ABC):
         return merged_params(self.model, self.experiment.seed, self.global_arrays(state))
 
     def rehearsal(self, wanted: float | None) -> float:
-        """Return the plan's rehearsal; unset = 1 where it works, that is where an image's cached feature is one vector.
+        """Return the plan's rehearsal; unset = 1 where an image's cached feature is one vector, else 0.
 
         Raises:
-            ConfigError: asked for where it does not work.
+            ConfigError: asked for with adapters in ViT blocks, where what is cached are all tokens or, with an
+                adapter in block 0, the pixels themselves: a prototype would be a mean picture.
         """
         placement = self.scenario.model.adapter.placement
-        if wanted and placement != "embedding":
+        if wanted and placement == "blocks":
             raise ConfigError(
-                f"method '{self.name}': rehearsal needs one vector per image, model.adapter.placement='{placement}' "
-                "caches maps or tokens; set rehearsal=0 or model.adapter.placement='embedding'"
+                f"method '{self.name}': rehearsal keeps means of cached features, and with "
+                "model.adapter.placement='blocks' these are all tokens of an image, or its pixels; "
+                "set rehearsal=0, or model.adapter.placement='embedding' or 'stages'"
             )
         if wanted is None:
             return 1.0 if placement == "embedding" else 0.0
