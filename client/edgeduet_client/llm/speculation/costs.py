@@ -59,6 +59,7 @@ class _Cell:
     log: float
     seen: int = _NEVER
     fresh: int = 0
+    jumps: int = 0
     window: deque[float] = field(default_factory=lambda: deque(maxlen=_MEDIAN_OF))
 
     def observe(self, value: float, now: int) -> float:
@@ -71,6 +72,7 @@ class _Cell:
         self.window.append(value)
         off = math.log(statistics.median(self.window)) - self.log
         if abs(off) > _JUMP and len(self.window) > _MEDIAN_OF // 2:
+            self.jumps += self.fresh > 2
             self.fresh = min(self.fresh, 2)
         self.fresh += 1
         moved = max(_LEAST_WEIGHT, 1 / (self.fresh + 1)) * off
@@ -156,6 +158,11 @@ class CostModel:
         cells = self._at(context_length)
         rows = filled(rows, self.granule)
         return self._now - cells[min(rows, len(cells)) - 1].seen
+
+    @property
+    def jumps(self) -> int:
+        """How often what a step takes was found to have changed by a quarter or more."""
+        return sum(cell.jumps for cells in self._cells.values() for cell in cells)
 
     def observe(self, round: Round, context_length: int) -> None:
         """Take up what a round took, at ``context_length`` tokens."""

@@ -53,6 +53,7 @@ class _Account:
         seconds_per_start: what scoring took lately; ``None``: never scored.
         period: scored at every how-many-th block.
         due_in: blocks until it is due.
+        dominated: whether it stood clearly below the best when last looked at.
     """
 
     credit: float = 0.0
@@ -60,6 +61,7 @@ class _Account:
     seconds_per_start: float | None = None
     period: int = 1
     due_in: int = 0
+    dominated: bool = False
 
     def cost(self, starts: int) -> float:
         return 0.0 if self.seconds_per_start is None else self.seconds_per_start * starts
@@ -112,7 +114,7 @@ class EvaluationBudget:
         """Begin a request; what was not scored of the last one never will be."""
         for account in self._accounts.values():
             account.reserved.clear()
-            if account.period <= LONGEST_PERIOD_IN_REQUEST:
+            if not account.dominated:
                 account.period, account.due_in = 1, 0
         self._queue = DelayQueue(self.depth)
         self._planned: list[tuple[int, tuple[str, ...]]] = []
@@ -175,14 +177,14 @@ class EvaluationBudget:
         changed, self._changed = self._changed != self._changes(), self._changes()
         chosen = []
         for name, account in self._accounts.items():
-            dominated = standing.get(name, 1.0) < DOMINATED
-            if changed or (not dominated and account.period > LONGEST_PERIOD_IN_REQUEST):
+            was_dominated, account.dominated = account.dominated, standing.get(name, 1.0) < DOMINATED
+            if changed or (was_dominated and not account.dominated):
                 account.period, account.due_in = 1, 0
             account.due_in -= 1
             if account.due_in > 0 or not account.affords(size):
                 continue
-            if dominated or self._opened >= len(BLOCKS):
-                longest = LONGEST_PERIOD if dominated else LONGEST_PERIOD_IN_REQUEST
+            if account.dominated or self._opened >= len(BLOCKS):
+                longest = LONGEST_PERIOD if account.dominated else LONGEST_PERIOD_IN_REQUEST
                 account.period = min(2 * account.period, longest)
             account.due_in = account.period
             account.reserved.append(account.cost(size))

@@ -18,27 +18,40 @@ from numpy.typing import NDArray
 from edgeduet_client.llm.speculation.arms import Arm
 from edgeduet_client.llm.speculation.selectors.hedging import HedgingSelector, Objective, Play
 
+_ROUNDING = 1e-12
+
 
 class NormalHedge:
     """The learner, for ``count`` experts."""
 
     def __init__(self, count: int) -> None:
         self.regrets = np.zeros(count)
+        self._weights: NDArray[np.float64] | None = None
 
     def weights(self) -> NDArray[np.float64]:
         """Return (N,) probabilities."""
-        positive = np.maximum(self.regrets, 0.0)
-        most = float(positive.max())
-        if most <= 0:
-            return np.full(len(positive), 1 / len(positive))
-        # Only ratios matter; scaled, no exponent exceeds 1 + ln N.
-        scaled = positive / most
-        heavy = scaled * np.exp(scaled**2 * inverse_scale(scaled))
-        return heavy / heavy.sum()
+        if self._weights is None:
+            self._weights = normalhedge_weights(self.regrets)
+        return self._weights
 
     def update(self, losses: NDArray[np.float64]) -> None:
         """Take up (N,) losses in [0, 1]."""
-        self.regrets += float(self.weights() @ losses) - losses
+        self.regrets = self.regrets + float(self.weights() @ losses) - losses
+        self._weights = None
+
+
+def normalhedge_weights(regrets: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return (N,) probabilities for summed regrets (N,)."""
+    positive = np.maximum(regrets, 0.0)
+    most = float(positive.max())
+    # The rule is blind to scale; regrets that are only rounding must not decide anything.
+    if most <= _ROUNDING:
+        return np.full(len(positive), 1 / len(positive))
+    # Only quotients matter; scaled, no exponent exceeds 1 + ln N.
+    scaled = positive / most
+    heavy = scaled * np.exp(scaled**2 * inverse_scale(scaled))
+    weights: NDArray[np.float64] = heavy / heavy.sum()
+    return weights
 
 
 def inverse_scale(scaled: NDArray[np.float64]) -> float:
@@ -54,7 +67,7 @@ def inverse_scale(scaled: NDArray[np.float64]) -> float:
         excess = float(powers.mean()) - math.e
         step = excess / float((squares * powers).mean())
         s -= step
-        if abs(step) <= 1e-14 * s:
+        if abs(step) <= 1e-12 * s:
             break
     return s
 

@@ -33,6 +33,7 @@ _OLD = 32
 """Rounds after which what a step costs is looked at again."""
 _HOPE = 2.0
 """A step is looked at again only where it would pay if it took this much less time."""
+_CREDIT_ROUNDS = 2.0
 _WATCHED = 24
 """Rounds in which a change of the text is looked for."""
 _SURPRISE = 3.0
@@ -69,6 +70,7 @@ class RatioSelector:
         self._current = NO_DRAFT
         self._missed = 0.0
         self._probe_seconds = 0.0
+        self._jumps = 0
         self._expected: tuple[Arm, float] = (NO_DRAFT, 1.0)
         self._starts = RoundStarts(self.table)
         self._surprises: deque[float] = deque(maxlen=_WATCHED)
@@ -158,16 +160,18 @@ class RatioSelector:
         context_length: int,
     ) -> int:
         """Return the arm to play instead of ``place`` to see what its step costs now, or ``place``."""
-        rate = tokens_A[place] / seconds_A[place]
-        lost_A = seconds_A - tokens_A / rate
-        hopeful_A = tokens_A * _HOPE / seconds_A > rate
-        for other in np.argsort(lost_A, kind="stable"):
-            if lost_A[other] > self._probe_seconds:
-                break
-            arm = self.table.arms[other]
-            same_step = arm.length == self.table.arms[place].length
-            if same_step or not hopeful_A[other] or costs.age(arm.length + 1, context_length) <= _OLD:
-                continue
-            self._probe_seconds -= max(float(lost_A[other]), 0.0)
-            return int(other)
-        return place
+        drafting = self.table.arms[place] != NO_DRAFT
+        rates_A = tokens_A / seconds_A
+        # The first arm is no draft.
+        other = 0 if drafting else 1 + int(rates_A[1:].argmax()) if len(rates_A) > 1 else 0
+        changed, self._jumps = costs.jumps != self._jumps, costs.jumps
+        lost = float(seconds_A[other] - tokens_A[other] / rates_A[place])
+        old = costs.age(self.table.arms[other].length + 1, context_length) > _OLD
+        # What a step takes has changed: whether all do is worth knowing at once, on credit.
+        credit = _CREDIT_ROUNDS * float(seconds_A[place]) if changed else 0.0
+        if other == place or not (old or changed) or lost > self._probe_seconds + credit:
+            return place
+        if rates_A[other] * _HOPE <= rates_A[place]:
+            return place
+        self._probe_seconds -= max(lost, 0.0)
+        return other
