@@ -31,6 +31,7 @@ from edgeduet_client.llm.command_line import (
     says_when_interrupted,
 )
 from edgeduet_client.llm.gate_commands import gate_app
+from edgeduet_client.llm.speculation.commands import speculate_app
 from edgeduet_client.llm.speculation.drafter_commands import drafter_app
 
 llm_app = typer.Typer(
@@ -41,6 +42,7 @@ llm_app = typer.Typer(
 )
 llm_app.add_typer(gate_app)
 llm_app.add_typer(drafter_app)
+llm_app.add_typer(speculate_app)
 
 
 def _complete_source(incomplete: str) -> list[str]:

@@ -15,14 +15,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeduet_client.llm.speculation.arms import Arm, Round, Selector
+from edgeduet_client.llm.errors import ModelError
+from edgeduet_client.llm.speculation.arms import NO_DRAFT, Arm, Round, Selector
 from edgeduet_client.llm.speculation.costs import CostModel
 from edgeduet_client.llm.speculation.evaluation_budget import EvaluationBudget
+from edgeduet_client.llm.speculation.selectors import new_selector
 from edgeduet_client.llm.speculation.selectors.fixed import FixedSelector
 from edgeduet_client.llm.speculation.trace import Trace, TracedRequest
 
@@ -155,6 +157,51 @@ def replay_fixed(trace: Trace, *, seed: int = 0, world: World | None = None) -> 
 def oracle(fixed: Mapping[Arm, Replayed]) -> Arm:
     """Return the fixed arm of the highest rate."""
     return max(fixed, key=lambda arm: fixed[arm].rate)
+
+
+def compare(trace: Trace, selectors: Sequence[str], *, seed: int = 0, eval_budget: float = 0.04) -> dict[str, Any]:
+    """Replay selectors by name and every fixed arm.
+
+    Returns:
+        ``rows``: selectors, then fixed arms, fastest first; ``oracle``: name of the fastest fixed arm; ``tokens``;
+        ``requests``.
+
+    Raises:
+        RequestError: no such selector.
+        ModelError: the trace has no complete start, so nothing can be replayed.
+    """
+    if not any(request.starts for request in trace.requests):
+        raise ModelError("no start of this trace is complete (answers are shorter than the longest draft?)")
+    fixed = replay_fixed(trace, seed=seed)
+    best = oracle(fixed)
+
+    def row(name: str, run: Replayed) -> dict[str, Any]:
+        return {
+            "name": name,
+            "tokens_per_second": round(run.rate, 4),
+            "of_no_draft": round(run.rate / fixed[NO_DRAFT].rate, 4),
+            "of_oracle": round(run.rate / fixed[best].rate, 4),
+            "tokens_per_round": round(run.tokens / run.rounds, 4),
+            "scoring_share": round(run.scoring_share, 4),
+            "switches": run.switches,
+        }
+
+    rows = []
+    for name in selectors:
+        chosen = new_selector(name, trace.arms, common={"seed": seed})
+        rows.append(row(name, replay(trace, chosen, seed=seed, eval_budget=eval_budget)))
+    arms = sorted(fixed, key=lambda arm: -fixed[arm].rate)
+    return {
+        "tokens": fixed[best].tokens,
+        "requests": len(trace.requests),
+        "oracle": arm_name(best),
+        "rows": rows + [row(arm_name(arm), fixed[arm]) for arm in arms],
+    }
+
+
+def arm_name(arm: Arm) -> str:
+    """Return what tables call an arm."""
+    return "no draft" if arm.drafter is None else f"{arm.drafter} {arm.length}"
 
 
 @dataclass
