@@ -108,7 +108,7 @@ def _serve(
 
     def after_stage(state: ServerState, stage: int) -> Mapping[str, Any] | None:
         if record is not None:
-            record.keep_model(state, stage)
+            record.keep_model(state, stage, {} if evaluate is None else evaluate.describe(stage))
         return None if evaluate is None else evaluate(state, stage)
 
     if record is not None:

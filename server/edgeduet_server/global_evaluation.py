@@ -5,6 +5,7 @@ The server of a simulation holds all images. A server of real devices holds none
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +20,19 @@ class GlobalEvaluation:
     def __init__(self, experiment: Experiment, strategy: Strategy) -> None:
         self._experiment = experiment
         self._strategy = strategy
+
+    def describe(self, stage: int) -> Mapping[str, str]:
+        """Return what somebody who has only the global model's arrays needs to classify with them, as JSON texts.
+
+        ``edgeduet_client.classifier.adopting`` reads it.
+        """
+        split = self._experiment.split
+        return {
+            "parts": self._strategy.parts.model_dump_json(),
+            "model": self._experiment.scenario.model.model_dump_json(),
+            "class_names": json.dumps(list(split.class_names)),
+            "seen": json.dumps([int(label) for label in split.seen_classes(stage)]),
+        }
 
     def __call__(self, state: ServerState, stage: int) -> Mapping[str, Any]:
         """Return ``correct`` and ``totals`` per task (all T tasks, trained or not), and for held-out classes.

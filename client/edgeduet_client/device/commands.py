@@ -182,6 +182,24 @@ def classify(
             print(f"{path}  " + "  ".join(f"{name} {probability:.1%}" for name, probability in pairs))
 
 
+@device_app.command(epilog="Example: edgeduet-client adopt /srv/edge current.safetensors")
+def adopt(
+    home: Home,
+    model: Annotated[Path, typer.Argument(metavar="FILE", help="From `edgeduet-admin models export --promoted`.")],
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Also where the device answers with a model of its own training.")
+    ] = False,
+) -> None:
+    """Answer with a global model of the server's, until the device has a personal one from its own training.
+
+    Needs what training needs (torch). A device without it gets the folder `classifier` copied from one that has it.
+    """
+    from edgeduet_client.classifier.adopting import adopt_model
+
+    facts = adopt_model(_config(home).folder("classifier"), model, replace=replace)
+    print(f"in use: the global model of run {facts.run}, stage {facts.stage + 1}, {len(facts.seen)} classes")
+
+
 def _config(home: Path) -> DeviceConfig:
     from edgeduet_client.device.device_config import load_device_config
 

@@ -62,8 +62,11 @@ class RecordedRun:
         with self._registry.writing() as session:
             session.execute(update(Run).where(Run.id == self._run_id).values(tasks=tasks))
 
-    def keep_model(self, state: HasShared, stage: int) -> Path | None:
+    def keep_model(self, state: HasShared, stage: int, about: Mapping[str, str] | None = None) -> Path | None:
         """Write the global model after ``stage`` into the run's folder, and an artefact row about it.
+
+        Args:
+            about: more for the file's metadata.
 
         Returns:
             The file; None for a method whose server holds no model.
@@ -71,7 +74,7 @@ class RecordedRun:
         if not state.shared:
             return None
         arrays = {name: np.asarray(value, order="C") for name, value in state.shared.items()}
-        content = save_arrays(arrays, metadata=self._card(stage))
+        content = save_arrays(arrays, metadata={**self._card(stage), **(about or {})})
         relative = f"{MODELS}/stage-{stage + 1:03d}.safetensors"
         path = self._config.run_dir / relative
         atomic_write_bytes(path, content)
