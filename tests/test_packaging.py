@@ -56,6 +56,20 @@ def test_the_wheel_holds_only_the_four_packages_and_stays_small(wheel: Path) -> 
     assert wheel.stat().st_size < WHEEL_LIMIT
 
 
+def test_the_wheel_has_every_program_and_extra_that_deploy_uses(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as content:
+        (scripts,) = [name for name in content.namelist() if name.endswith(".dist-info/entry_points.txt")]
+        (metadata,) = [name for name in content.namelist() if name.endswith(".dist-info/METADATA")]
+        programs = set(re.findall(r"^([\w-]+) = ", content.read(scripts).decode(), re.MULTILINE))
+        extras = set(re.findall(r"^Provides-Extra: (\S+)", content.read(metadata).decode(), re.MULTILINE))
+    files = [path.read_text() for path in (ROOT / "deploy").rglob("*") if path.is_file()]
+    used = {name for text in files for name in re.findall(r"/opt/edgeduet/bin/(edgeduet-\w+)|\"(edgeduet-\w+)\"", text)}
+    named = {name for pair in used for name in pair if name}
+    assert named == {"edgeduet-server", "edgeduet-client"} and named <= programs
+    installed = [group for text in files for group in re.findall(r"edgeduet-\*\.whl\)\[([a-z,]+)\]", text)]
+    assert len(installed) == 3 and {extra for group in installed for extra in group.split(",")} <= extras
+
+
 def test_every_console_script_points_at_something_that_exists() -> None:
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["scripts"]
     for target in scripts.values():
