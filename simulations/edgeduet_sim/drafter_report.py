@@ -193,8 +193,13 @@ def domain_bars(c: DrafterComparison, palette: plots.Palette) -> Figure:
             label=method.name,
         )
     axes.set_xlim(left=1.0)
-    axes.set_xlabel("tokens per pass of the target (1: no drafted token accepted)")
+    axes.set_xlabel("tokens per pass of the target")
     plots.legend(axes, palette)
+    # The legend has two columns above the figure.
+    lines = (len(c.methods) + 1) // 2
+    tall = figure.get_figheight() + 0.3 * len(rows) + 0.2 * lines
+    figure.set_figheight(tall)
+    figure.subplots_adjust(top=1 - (0.1 + 0.2 * lines) / tall, bottom=0.55 / tall)
     return figure
 
 
