@@ -5,9 +5,9 @@
 with T by context length (buckets that double) and draft_i(g) = first + g each. V(m) = T(m) / T(1). Every round that is
 played corrects its own cells: the median of the last five observations, so that one interrupted step moves little,
 goes into a mean of the logarithm whose weights fall to 1/20; where the median jumps, new observations weigh more
-again. Cells that were not seen for a while follow by half: when a
-step takes longer than it did, the reason is usually the machine and concerns all steps, but it may be this size of
-step alone. A selector that wants to know better plays an old cell now and then (:meth:`CostModel.age`).
+again. Cells that were not seen for a while follow, by four fifths: when a step takes longer than it did, the reason is
+usually the machine and concerns all steps, but it may be this size of step alone. A selector that wants to know better
+plays an old cell now and then (:meth:`CostModel.age`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _JUMP = 0.25
 _CATCH_UP_WEIGHT = 0.2
 _STALE = 32
 """Rounds after which a cell counts as not seen lately."""
-_FOLLOW = 0.5
+_FOLLOW = 0.8
 _NEVER = -1_000_000
 
 

@@ -7,23 +7,24 @@ scored on a block is settled when the block *opens*, before any token behind its
 text then says, no start is left out or added, so every curve that is handed on is unbiased given what was known when
 it was asked for.
 
-Every drafter has an account. ``share`` of the time of all rounds is paid in, in equal parts, up to what two blocks
+Every drafter has an account. ``share`` of the time of all rounds is paid in, in equal parts, up to what four blocks
 cost: what a cheap drafter leaves over is saved, not spent on a dear one. A block is scored when the account covers
 what it took before. Within a request a drafter is scored on the first three blocks, then on every 2nd, 4th, 8th: the
-text has shown what it is like. A drafter that stands clearly below the best goes on to every 64th, over requests. A
-change (of the text, or of a standing) brings everybody back to every block. While no draft at all is the best that can
-be done, an eighth of the share is paid in.
+text has shown what it is like; one that takes next to no time (a lookup) on all. A drafter that stands clearly below
+the best goes on to every 64th, over requests. A change (of the text, or of a standing) brings everybody back to every
+block. While no draft at all is the best that can be done, an eighth of the share is paid in.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from edgeduet_client.llm.speculation.delay_queue import DelayQueue
 
-BLOCKS = ((4, 2), (8, 1), (16, 3))
+BLOCKS = ((4, 1), (8, 1), (16, 3))
 """Starts of the blocks of a request, and positions from one to the next; the last goes on."""
 DOMINATED = 0.85
 """Share of the best rate below which a drafter is looked at more and more rarely."""
@@ -31,7 +32,9 @@ LONGEST_PERIOD = 64
 LONGEST_PERIOD_IN_REQUEST = 8
 NOTHING_PAYS = 0.125
 """Part of the share that is paid in while no draft is best."""
-_ACCOUNT_BLOCKS = 2.0
+CHEAP = 0.002
+"""Share of the time for which a drafter is scored everywhere, whatever it is worth."""
+_ACCOUNT_BLOCKS = 4.0
 _REMEMBERED = 0.7
 
 
@@ -107,6 +110,7 @@ class EvaluationBudget:
         self._standing = standing
         self._changes = changes
         self._changed = 0
+        self._positions = 0
         self._accounts = {name: _Account() for name in drafters}
         self.begin()
 
@@ -126,6 +130,7 @@ class EvaluationBudget:
 
     def push(self, start: int) -> None:
         """Take up ``start``, the next position; where it opens a block, settle who will be scored on it."""
+        self._positions += 1
         if self._room == 0:
             size, self._stride = BLOCKS[min(self._opened, len(BLOCKS) - 1)]
             self._opened += 1
@@ -170,6 +175,11 @@ class EvaluationBudget:
         before = account.seconds_per_start
         account.seconds_per_start = latest if before is None else _REMEMBERED * before + (1 - _REMEMBERED) * latest
 
+    def _is_cheap(self, account: _Account) -> bool:
+        """Whether scoring it at every position would take next to no time."""
+        at_every_position = (account.seconds_per_start or math.inf) * self._positions
+        return at_every_position <= CHEAP * self.elapsed
+
     def _settle(self, size: int) -> tuple[str, ...]:
         if self.share == 0:
             return ()
@@ -181,7 +191,8 @@ class EvaluationBudget:
             if changed or (was_dominated and not account.dominated):
                 account.period, account.due_in = 1, 0
             account.due_in -= 1
-            if account.due_in > 0 or not account.affords(size):
+            waits = account.due_in > 0 and not self._is_cheap(account)
+            if waits or not account.affords(size):
                 continue
             if account.dominated or self._opened >= len(BLOCKS):
                 longest = LONGEST_PERIOD if account.dominated else LONGEST_PERIOD_IN_REQUEST

@@ -53,19 +53,19 @@ class Evidence:
         self._known = np.zeros(count, np.bool_)
         self._sums_DK = np.zeros((count, depth))
         self._reach_DK = np.zeros((count, depth))
-        self._weight_DK = np.zeros((count, depth))
+        self._weight_D = np.zeros(count)
         self._variation = _Variation()
 
     def start_request(self) -> None:
         """Fold the last request into what the next one starts from."""
-        for row in np.flatnonzero(self._weight_DK[:, 0] >= _LEAST_STARTS):
-            weight_K = np.maximum(self._weight_DK[row], 1e-9)
-            weight, mean = float(weight_K[0]), float(self._sums_DK[row, 0] / weight_K[0])
+        for row in np.flatnonzero(self._weight_D >= _LEAST_STARTS):
+            weight = float(self._weight_D[row])
+            mean = min(float(self._sums_DK[row, 0]) / weight, 1.0)
             if self._known[row]:
                 self._variation.add(mean - float(self._prior_DK[row, 0]), mean, weight)
             part = _REQUEST_WEIGHT if self._known[row] else 1.0
             for prior, sums in ((self._prior_DK, self._sums_DK), (self._prior_reach_DK, self._reach_DK)):
-                prior[row] += part * np.minimum(self._weight_DK[row] / weight, 1) * (sums[row] / weight_K - prior[row])
+                prior[row] += part * (np.minimum(sums[row] / weight, 1.0) - prior[row])
             self._known[row] = True
         self._prior_weight_D[self._known] = self._carry_over * self._variation.steadiness()
         self.forget(0.0)
@@ -84,7 +84,7 @@ class Evidence:
             padded = np.zeros(self.depth)
             padded[: len(curve)] = curve[: self.depth]
             reach = self.depth if proposed is None else proposed.get(name, self.depth)
-            self._take(row, padded, (np.arange(self.depth) < reach).astype(np.float64), self.depth)
+            self._take(row, padded, (np.arange(self.depth) < reach).astype(np.float64))
 
     def add_round(
         self, drafter: str, asked: int, proposed: int, accepted: int, *, factors: tuple[float, float] = (1.0, 1.0)
@@ -92,18 +92,26 @@ class Evidence:
         """Take up a round that was played: a start of its own, known at once and for nothing, ``asked`` levels deep.
 
         How many tokens are asked for is settled before any of them is judged, so nothing is censored up to there.
+        What lies deeper is 0 where an asked token was missing or rejected, else what is expected behind ``asked``.
 
         Args:
             factors: how rounds of the arm differ from positions, in accepted and in proposed tokens.
         """
-        levels = np.arange(self.depth)
-        self._take(self._row[drafter], (levels < accepted) / factors[0], (levels < proposed) / factors[1], asked)
+        row = self._row[drafter]
+        curves = []
+        for means_DK, count, factor in zip((self.survival(), self.reach()), (accepted, proposed), factors, strict=True):
+            curve = (np.arange(self.depth) < count) / factor
+            if count >= asked:
+                expected = means_DK[row] / max(means_DK[row, asked - 1], 1e-9)
+                curve[asked:] = np.minimum(expected[asked:], 1.0) / factor
+            curves.append(curve)
+        self._take(row, curves[0], curves[1])
 
     def forget(self, share: float) -> None:
         """Let what this request showed count for ``share`` of what it did: its text has changed."""
         self._sums_DK *= share
         self._reach_DK *= share
-        self._weight_DK *= share
+        self._weight_D *= share
 
     def survival(self) -> NDArray[np.float64]:
         """Return (D, K) means of S(1..K)."""
@@ -115,15 +123,16 @@ class Evidence:
 
     def weight(self, drafter: str) -> float:
         """Return how many starts of this request, discounted, are known."""
-        return float(self._weight_DK[self._row[drafter], 0])
+        return float(self._weight_D[self._row[drafter]])
 
-    def _take(self, row: int, curve: NDArray[np.float64], reach: NDArray[np.float64], levels: int) -> None:
-        for sums, values in ((self._sums_DK, curve), (self._reach_DK, reach), (self._weight_DK, np.ones(self.depth))):
-            sums[row, :levels] = self._discount * sums[row, :levels] + values[:levels]
+    def _take(self, row: int, curve: NDArray[np.float64], reach: NDArray[np.float64]) -> None:
+        self._sums_DK[row] = self._discount * self._sums_DK[row] + curve
+        self._reach_DK[row] = self._discount * self._reach_DK[row] + reach
+        self._weight_D[row] = self._discount * self._weight_D[row] + 1
 
     def _mean(self, sums_DK: NDArray[np.float64], prior_DK: NDArray[np.float64]) -> NDArray[np.float64]:
         weight = self._prior_weight_D[:, None]
-        total = self._weight_DK + weight
+        total = self._weight_D[:, None] + weight
         # carry_over = 0: nothing of earlier requests counts once this one has said anything.
         mean_DK = (sums_DK + weight * prior_DK) / np.where(total > 0, total, 1)
         return np.clip(np.where(total > 0, mean_DK, prior_DK), 0.0, 1.0)

@@ -29,7 +29,7 @@ from edgeduet_client.llm.speculation.rates import ArmRates
 
 _KEPT = 0.998
 """Weight of what is one start older."""
-_PRIOR = 8.0
+_PRIOR = 48.0
 """Starts that a factor of 1 counts for."""
 _BOUNDS = (0.3, 1.5)
 

@@ -113,7 +113,7 @@ def test_the_first_blocks_of_a_request_are_short_and_one_takes_every_position() 
 def test_within_a_request_scoring_becomes_rare_and_a_change_brings_it_back() -> None:
     changes = [0]
     budget = EvaluationBudget(["a"], depth=DEPTH, share=0.3, changes=lambda: changes[0])
-    steady = len(run(budget, [2] * 500, {"a": 0.001})["a"])
+    steady = len(run(budget, [2] * 500, {"a": 0.01})["a"])
     again = EvaluationBudget(["a"], depth=DEPTH, share=0.3, changes=lambda: changes[0])
     again.begin()
     scored, length = 0, 1
@@ -125,15 +125,15 @@ def test_within_a_request_scoring_becomes_rare_and_a_change_brings_it_back() -> 
         again.paid(1.0)
         for block in again.due(length):
             scored += len(block.starts)
-            again.took("a", len(block.starts), 0.001)
-    assert steady < 0.3 * 1000
+            again.took("a", len(block.starts), 0.01 * len(block.starts))
+    assert steady < 0.25 * 1000
     assert scored > 1.2 * steady
 
 
 def test_a_drafter_that_is_clearly_worse_is_looked_at_ever_more_rarely_until_it_stands_better() -> None:
     standing = {"good": 1.0, "bad": 0.5}
     budget = EvaluationBudget(["good", "bad"], depth=DEPTH, share=0.3, standing=lambda: standing)
-    costs = {"good": 0.001, "bad": 0.001}
+    costs = {"good": 0.01, "bad": 0.01}
     run(budget, [2] * 100, costs)
     totals = dict.fromkeys(costs, 0)
     for _ in range(20):
@@ -166,3 +166,12 @@ def test_a_drafter_that_never_answers_is_not_asked_again_in_that_request() -> No
         budget.paid(1.0)
         asked += len(budget.due(length))
     assert asked == 1
+
+
+def test_a_drafter_that_takes_next_to_no_time_is_scored_throughout() -> None:
+    standing = {"lookup": 0.3, "model": 1.0}
+    budget = EvaluationBudget(list(standing), depth=DEPTH, share=0.04, standing=lambda: standing)
+    scored = run(budget, [2] * 600, {"lookup": 1e-5, "model": 0.02})
+    assert len(scored["lookup"]) > 1.5 * len(scored["model"])
+    # A block takes every third position.
+    assert len(scored["lookup"]) > 0.9 * 1200 / 3

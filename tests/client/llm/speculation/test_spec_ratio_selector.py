@@ -199,12 +199,15 @@ def test_evidence_without_carry_over_believes_the_first_start() -> None:
     np.testing.assert_allclose(evidence.reach(), [[1.0, 0.0]])
 
 
-def test_a_played_round_is_evidence_only_as_deep_as_was_asked() -> None:
+@pytest.mark.parametrize(("accepted", "expected"), [(2, [1.0, 1.0, 0.5, 0.25]), (1, [1.0, 0.0, 0.0, 0.0])])
+def test_behind_what_a_played_round_asked_for_it_goes_on_as_scored_starts_do(
+    accepted: int, expected: list[float]
+) -> None:
     evidence = Evidence(["a"], 4, carry_over=0.0)
-    evidence.add({"a": np.array([0.5, 0.5, 0.5, 0.5])})
-    for _ in range(500):
-        evidence.add_round("a", asked=2, proposed=2, accepted=2)
-    np.testing.assert_allclose(evidence.survival()[0], [1.0, 1.0, 0.5, 0.5], atol=0.02)
+    evidence.add({"a": np.array([0.8, 0.8, 0.4, 0.2])})
+    for _ in range(1000):
+        evidence.add_round("a", asked=2, proposed=2, accepted=accepted)
+    np.testing.assert_allclose(evidence.survival()[0], expected, atol=0.02)
 
 
 def hard_and_easy(seed: int, tokens: int) -> Trace:
