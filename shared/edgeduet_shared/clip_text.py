@@ -155,4 +155,6 @@ def _open_clip_module(name: str) -> ModuleType:
         spec.loader.exec_module(module)
     except ImportError:
         return importlib.import_module(f"open_clip.{name}")
+    # The tokenizer's module makes one with open_clip's full vocabulary, 30 MB that nobody uses in this copy of it.
+    vars(module).pop("_tokenizer", None)
     return module
