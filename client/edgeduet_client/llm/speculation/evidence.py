@@ -77,14 +77,16 @@ class Evidence:
             survival: by drafter that was scored, (K,) or shorter.
             proposed: by drafter, how many tokens it would have proposed; one left out: all it may.
         """
-        for name, curve in survival.items():
-            row = self._row.get(name)
-            if row is None:
-                continue
-            padded = np.zeros(self.depth)
-            padded[: len(curve)] = curve[: self.depth]
-            reach = self.depth if proposed is None else proposed.get(name, self.depth)
-            self._take(row, padded, (np.arange(self.depth) < reach).astype(np.float64))
+        known = [name for name in survival if name in self._row]
+        if not known:
+            return
+        rows = np.array([self._row[name] for name in known])
+        curves_RK = np.zeros((len(rows), self.depth))
+        for place, name in enumerate(known):
+            curve = survival[name]
+            curves_RK[place, : len(curve)] = curve[: self.depth]
+        drafted_R = np.array([self.depth if proposed is None else proposed.get(name, self.depth) for name in known])
+        self._take(rows, curves_RK, (np.arange(self.depth) < drafted_R[:, None]).astype(np.float64))
 
     def add_round(
         self, drafter: str, asked: int, proposed: int, accepted: int, *, factors: tuple[float, float] = (1.0, 1.0)
@@ -105,7 +107,7 @@ class Evidence:
                 expected = means_DK[row] / max(means_DK[row, asked - 1], 1e-9)
                 curve[asked:] = np.minimum(expected[asked:], 1.0) / factor
             curves.append(curve)
-        self._take(row, curves[0], curves[1])
+        self._take(np.array([row]), curves[0][None], curves[1][None])
 
     def forget(self, share: float) -> None:
         """Let what this request showed count for ``share`` of what it did: its text has changed."""
@@ -125,10 +127,11 @@ class Evidence:
         """Return how many starts of this request, discounted, are known."""
         return float(self._weight_D[self._row[drafter]])
 
-    def _take(self, row: int, curve: NDArray[np.float64], reach: NDArray[np.float64]) -> None:
-        self._sums_DK[row] = self._discount * self._sums_DK[row] + curve
-        self._reach_DK[row] = self._discount * self._reach_DK[row] + reach
-        self._weight_D[row] = self._discount * self._weight_D[row] + 1
+    def _take(self, rows: NDArray[np.int64], curves_RK: NDArray[np.float64], reach_RK: NDArray[np.float64]) -> None:
+        keep = self._discount
+        self._sums_DK[rows] = keep * self._sums_DK[rows] + curves_RK
+        self._reach_DK[rows] = keep * self._reach_DK[rows] + reach_RK
+        self._weight_D[rows] = keep * self._weight_D[rows] + 1
 
     def _mean(self, sums_DK: NDArray[np.float64], prior_DK: NDArray[np.float64]) -> NDArray[np.float64]:
         weight = self._prior_weight_D[:, None]

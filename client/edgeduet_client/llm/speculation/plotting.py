@@ -88,10 +88,12 @@ def plot_trace(trace: Trace, output: Path) -> None:
 def _draw_arms(axes, trace: Trace, timeline: Timeline, colours: dict[str, str]) -> None:  # type: ignore[no-untyped-def]
     played = [one.arm for one in timeline.rounds]
     shown = [arm for arm in (NO_DRAFT, *sorted(set(trace.arms) - {NO_DRAFT}, key=_order)) if arm in set(played)]
+    begins = np.concatenate([[0], timeline.ends[:-1]])
     for place, arm in enumerate(shown):
-        at = [end for end, one in zip(timeline.ends, played, strict=True) if one == arm]
+        of = [number for number, one in enumerate(played) if one == arm]
         colour = _PLAIN if arm.drafter is None else colours[arm.drafter]
-        axes.scatter(at, np.full(len(at), place), s=60, marker="|", color=colour, linewidths=1.2)
+        # As long as the round's tokens, but for a gap that keeps neighbours apart.
+        axes.hlines([place] * len(of), begins[of], timeline.ends[of] - 0.25, color=colour, linewidth=9)
     shares = [sum(one == arm for one in played) / len(played) for arm in shown]
     axes.set_yticks(
         range(len(shown)), [f"{arm_name(arm)}   {share:.0%}" for arm, share in zip(shown, shares, strict=True)]

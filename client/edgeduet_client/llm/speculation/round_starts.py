@@ -67,9 +67,15 @@ class RoundStarts:
             survival: by drafter that was scored, (K,).
             proposed: by drafter, how many tokens it would have proposed.
         """
-        for name, curve in survival.items():
-            if (row := self._row.get(name)) is not None:
-                self._follow(row, start, curve, proposed.get(name, self._table.depth))
+        known = [name for name in survival if name in self._row]
+        if not known:
+            return
+        rows = np.array([self._row[name] for name in known])
+        curves_RK = np.zeros((len(rows), self._table.depth))
+        for place, name in enumerate(known):
+            curves_RK[place, : len(survival[name])] = survival[name]
+        drafted_R = np.array([proposed.get(name, self._table.depth) for name in known])
+        self._follow(rows, start, curves_RK, drafted_R)
         self._factors = None
 
     def factors(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -86,32 +92,32 @@ class RoundStarts:
             self._factors = accepted, drafted
         return self._factors
 
-    def _follow(self, row: int, start: int, curve: NDArray[np.float64], proposed: int) -> None:
-        depth, ahead_GK = self._table.depth, self._ahead_DGK[row]
-        neighbour = start == self._latest_D[row] + 1
-        self._latest_D[row] = start
-        if neighbour:
-            ahead_GK[:, :-1] = ahead_GK[:, 1:]
-            ahead_GK[:, -1] = 0
-        else:
-            # A round is let start here; it is no typical start of a round, so it does not count.
-            ahead_GK[:] = 0
-            ahead_GK[:, 0] = 1
-        survives = np.zeros(depth + 2)
-        survives[0] = 1
+    def _follow(
+        self, rows: NDArray[np.int64], start: int, curves_RK: NDArray[np.float64], drafted_R: NDArray[np.int64]
+    ) -> None:
+        """Take up a start for the drafters ``rows``."""
+        lengths_G = self._lengths_G
+        neighbour_R = self._latest_D[rows] == start - 1
+        self._latest_D[rows] = start
+        ahead_RGK = np.zeros((len(rows), *self._ahead_DGK.shape[1:]))
+        ahead_RGK[neighbour_R, :, :-1] = self._ahead_DGK[rows[neighbour_R], :, 1:]
+        # Elsewhere a round is let start here; it is no typical start of a round, so it does not count.
+        ahead_RGK[~neighbour_R, :, 0] = 1
+        survives_RK = np.zeros((len(rows), self._table.depth + 2))
+        survives_RK[:, 0] = 1
         # Averaged last factors can make single curves rise.
-        survives[1 : len(curve) + 1] = np.minimum.accumulate(curve)
-        visits_G = ahead_GK[:, 0].copy()
-        stops_GK = np.where(self._below_GK, survives[:-1] - survives[1:], 0.0)
-        stops_GK[np.arange(len(self._lengths_G)), self._lengths_G] = survives[self._lengths_G]
+        survives_RK[:, 1:-1] = np.minimum.accumulate(curves_RK, axis=1)
+        visits_RG = ahead_RGK[:, :, 0].copy()
+        stops_RGK = np.where(self._below_GK, (survives_RK[:, :-1] - survives_RK[:, 1:])[:, None], 0.0)
+        stops_RGK[:, np.arange(len(lengths_G)), lengths_G] = survives_RK[:, lengths_G]
         # After n accepted tokens the next round starts n + 1 positions on; the shift of the next call takes one off.
-        ahead_GK[:, 1:] += visits_G[:, None] * stops_GK
-        if not neighbour:
-            return
-        accepted_G = np.append(0.0, np.cumsum(curve))[self._lengths_G]
-        drafted_G = np.minimum(self._lengths_G, proposed)
-        self._visited_DG[row] = _KEPT * self._visited_DG[row] + visits_G
-        self._all_D[row] = _KEPT * self._all_D[row] + 1
-        for what, values_G in enumerate((accepted_G, drafted_G)):
-            self._at_visits[what, row] = _KEPT * self._at_visits[what, row] + visits_G * values_G
-            self._at_all[what, row] = _KEPT * self._at_all[what, row] + values_G
+        ahead_RGK[:, :, 1:] += visits_RG[:, :, None] * stops_RGK
+        self._ahead_DGK[rows] = ahead_RGK
+        sums_RK = np.zeros((len(rows), self._table.depth + 1))
+        np.cumsum(curves_RK, axis=1, out=sums_RK[:, 1:])
+        brought = np.array([sums_RK[:, lengths_G], np.minimum(lengths_G, drafted_R[:, None])])
+        counted, visits_RG, brought = rows[neighbour_R], visits_RG[neighbour_R], brought[:, neighbour_R]
+        self._visited_DG[counted] = _KEPT * self._visited_DG[counted] + visits_RG
+        self._all_D[counted] = _KEPT * self._all_D[counted] + 1
+        self._at_visits[:, counted] = _KEPT * self._at_visits[:, counted] + visits_RG * brought
+        self._at_all[:, counted] = _KEPT * self._at_all[:, counted] + brought

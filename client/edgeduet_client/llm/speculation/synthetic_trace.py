@@ -49,6 +49,8 @@ def synthetic_trace(
     tokens: int,
     lengths: Sequence[int] = (1, 2, 3, 4, 6, 8),
     prompt: int = 64,
+    persistence: float = PERSISTENCE,
+    shared: float = SHARED,
     seed: int = 0,
 ) -> Trace:
     """Return a trace of one request per entry of ``domains``.
@@ -60,12 +62,38 @@ def synthetic_trace(
         tokens: starts of each request.
         lengths: of every drafter.
         prompt: tokens.
+        persistence, shared: of difficulty; 0 and 0: all verdicts are independent.
     """
     depth = max(lengths)
     costs = CostModel({0: steps}, {name: DraftCost(one.first, one.each) for name, one in drafters.items()})
     rng = np.random.default_rng(seed)
-    requests = [_request(drafters, domain, tokens, depth, prompt, rng) for domain in domains]
+    difficulty = _Difficulty(persistence, shared, rng)
+    requests = [_request(drafters, domain, tokens, depth, prompt, difficulty) for domain in domains]
     return Trace({name: tuple(lengths) for name in drafters}, depth, costs, requests)
+
+
+@dataclass(frozen=True)
+class _Difficulty:
+    """Standard normal processes that say how hard positions are."""
+
+    persistence: float
+    shared: float
+    rng: np.random.Generator
+
+    def slow(self, count: int) -> NDArray[np.float64]:
+        """Return (count,) of a stationary AR(1) process of variance 1."""
+        noise = self.rng.standard_normal(count)
+        values = np.empty(count)
+        values[0] = noise[0]
+        step = (1 - self.persistence**2) ** 0.5
+        for place in range(1, count):
+            values[place] = self.persistence * values[place - 1] + step * noise[place]
+        return values
+
+    def own(self, common: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return how hard positions are for one drafter."""
+        luck = self.rng.standard_normal(len(common))
+        return self.shared**0.5 * common + (1 - self.shared) ** 0.5 * luck
 
 
 def _request(
@@ -74,33 +102,21 @@ def _request(
     tokens: int,
     depth: int,
     prompt: int,
-    rng: np.random.Generator,
+    difficulty: _Difficulty,
 ) -> TracedRequest:
-    difficulty = _slow(tokens + depth, rng)
+    common = difficulty.slow(tokens + depth)
     chances, survival, proposed = {}, {}, {}
     for name, drafter in drafters.items():
-        luck = rng.standard_normal(tokens + depth)
-        passes = _below(SHARED**0.5 * difficulty + (1 - SHARED) ** 0.5 * luck, drafter.acceptance[domain])
+        passes = _below(difficulty.own(common), drafter.acceptance[domain])
         found = np.ones(tokens, np.bool_)
         if drafter.found is not None:
-            found = _below(_slow(tokens, rng), drafter.found[domain])
+            found = _below(difficulty.slow(tokens), drafter.found[domain])
         windows_PK = np.lib.stride_tricks.sliding_window_view(passes, depth)[:tokens] & found[:, None]
         # Behind a rejection nothing is said.
         chances[name] = np.cumprod(windows_PK, axis=1).astype(np.float64)
         survival[name] = chances[name]
         proposed[name] = np.where(found, depth, 0)
     return TracedRequest(prompt, prompt + 1, np.ones(tokens), chances, survival, proposed)
-
-
-def _slow(count: int, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Return (count,) of a stationary AR(1) process of variance 1."""
-    noise = rng.standard_normal(count)
-    values = np.empty(count)
-    values[0] = noise[0]
-    step = (1 - PERSISTENCE**2) ** 0.5
-    for place in range(1, count):
-        values[place] = PERSISTENCE * values[place - 1] + step * noise[place]
-    return values
 
 
 def _below(values: NDArray[np.float64], share: float) -> NDArray[np.bool_]:

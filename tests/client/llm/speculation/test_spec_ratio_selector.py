@@ -11,7 +11,7 @@ from edgeduet_client.llm.speculation.arms import NO_DRAFT, Arm, Round
 from edgeduet_client.llm.speculation.costs import CostModel, DraftCost
 from edgeduet_client.llm.speculation.evidence import Evidence
 from edgeduet_client.llm.speculation.rates import ArmRates
-from edgeduet_client.llm.speculation.replay import CostWorld, oracle, replay, replay_fixed
+from edgeduet_client.llm.speculation.replay import CostWorld, Replayed, replay, replay_fixed
 from edgeduet_client.llm.speculation.round_starts import RoundStarts
 from edgeduet_client.llm.speculation.selectors.ratio import RatioSelector
 from edgeduet_client.llm.speculation.synthetic_trace import SyntheticDrafter, synthetic_trace
@@ -255,29 +255,32 @@ def stream(domains: Sequence[str], beta: float, seed: int) -> Trace:
         "look": SyntheticDrafter({d: a[2] for d, a in acceptance.items()}, 0.003, 0.0, found),
     }
     steps = [1 + beta * row for row in range(9)]
-    return synthetic_trace(drafters, domains, steps=steps, tokens=300, seed=seed)
+    return synthetic_trace(drafters, domains, steps=steps, tokens=240, lengths=(1, 2, 4, 8), seed=seed)
 
 
-def share_of_oracle(domains: Sequence[str], beta: float, seed: int) -> float:
+def share_of_oracle(domains: Sequence[str], beta: float, seed: int, *, warm_up: int = 0) -> float:
+    """Rate, scoring included, over that of the fixed arm that was best in hindsight; both without the first requests."""
     trace = stream(domains, beta, seed)
     fixed = replay_fixed(trace, world=CostWorld(trace.costs, noise=0.1, spikes=0.01, seed=1))
     world = CostWorld(trace.costs, noise=0.1, spikes=0.01, seed=2)
-    return replay(trace, RatioSelector(trace.arms), world=world).rate / fixed[oracle(fixed)].rate
+    run = replay(trace, RatioSelector(trace.arms), world=world)
+    return rate_after(run, warm_up) / max(rate_after(one, warm_up) for one in fixed.values())
+
+
+def rate_after(run: Replayed, warm_up: int) -> float:
+    return sum(run.request_tokens[warm_up:]) / sum(run.request_seconds[warm_up:])
 
 
 @pytest.mark.parametrize("domain", ["code", "copy", "prose"])
 def test_in_one_domain_it_comes_close_to_the_best_fixed_arm_scoring_included(domain: str) -> None:
-    shares = [share_of_oracle([domain] * 10, 0.06, seed) for seed in range(2)]
-    assert np.mean(shares) > 0.93
+    # Means over four seeds are .955 and more (selector_bench.md); one seed varies by some percent.
+    assert np.mean([share_of_oracle([domain] * 8, 0.06, seed, warm_up=2) for seed in range(2)]) > 0.93
 
 
 def test_where_nothing_helps_it_costs_next_to_nothing() -> None:
-    shares = []
-    for seed in range(2):
-        trace = stream(["hard"] * 10, 0.3, seed)
-        plain = replay_fixed(trace)[NO_DRAFT].rate
-        shares.append(replay(trace, RatioSelector(trace.arms)).rate / plain)
-    assert np.mean(shares) > 0.985
+    trace = stream(["hard"] * 8, 0.3, 0)
+    plain = replay_fixed(trace)[NO_DRAFT].rate
+    assert replay(trace, RatioSelector(trace.arms)).rate > 0.985 * plain
 
 
 def test_when_domains_change_it_beats_every_fixed_arm() -> None:

@@ -63,7 +63,7 @@ def record(
     path: Path, arms: Sequence[Arm], *, requests: int = 1, budget: int = 60, sampler: str = "temperature"
 ) -> list[Counted]:
     """Decode with the real loop on the table target, and trace it."""
-    target = TableTarget(SIZE, limit=256)
+    target: Any = TableTarget(SIZE, limit=256)
     # No token ends the text before its budget.
     plan = table_plan(SIZE, sampler=sampler, min_tokens=budget)
     pool, counts = drafters(), []
@@ -267,7 +267,8 @@ def test_a_trace_that_cannot_be_written_says_so(tmp_path: Path) -> None:
 
 def test_scoring_in_the_loop_finds_what_a_trace_finds(tmp_path: Path) -> None:
     """The selector hears the very curves that the trace holds, late, for some of the starts."""
-    target, pool = TableTarget(SIZE, limit=256), drafters()
+    target: Any = TableTarget(SIZE, limit=256)
+    pool = drafters()
     plan = table_plan(SIZE, min_tokens=90)
     ticks = count()
     heard: dict[int, dict[str, np.ndarray]] = {}
