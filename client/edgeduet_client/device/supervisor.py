@@ -7,6 +7,7 @@ what happens                               what is done
 =========================================  =====================================================
 a program dies                             restarted, after a pause that doubles up to a minute
 no connection: wrong CA, key, clock ...    the cause and its remedy are said; tried again anyway
+SuperNode runs, but has fallen silent      restarted: after a cut network it may wait for ever for nothing
 outside hours, on battery, metered         SuperNode is ended; inference goes on
 training takes too much memory             the ClientApp is ended; the server counts a failed reply
 this process is killed                     the next start ends what it left behind
@@ -43,6 +44,10 @@ TICK = 2.0
 # Asking for the battery and NetworkManager costs a process: not at every tick.
 LOOK_AROUND_EVERY = 30.0
 DIAGNOSE_EVERY = 60.0
+# A SuperNode asks for work every few seconds, and while it trains sends a sign of life twice a minute. Without a single
+# connection for this long its loop has ended: Flower 1.42 leaves it at a TLS handshake that takes more than 30 s, which
+# is what a cut network looks like, but the process stays.
+SILENT_LIMIT = 90.0
 # Texts that Flower has for several causes.
 _AMBIGUOUS = {"refused", "not-registered", "unreachable"}
 CONNECTED = "SuperNode ID:"
@@ -71,6 +76,7 @@ class Supervisor:
         self._connected = False
         self._log_from = 0
         self._diagnosed = -DIAGNOSE_EVERY
+        self._spoke = 0.0
         if config.limits.train:
             read_key(config.home)
         self.supernode = Child(self._supernode_program(), config.folder("logs"), config.logs)
@@ -107,7 +113,9 @@ class Supervisor:
             if self.supernode.pid not in (before, None):
                 self._log_from = size
                 self._connected = False
+                self._spoke = time.monotonic()
             self._follow_supernode()
+            self._end_silence(time.monotonic())
         elif self.supernode.running:
             log.info("training pauses: %s", self._paused)
             self.supernode.end()
@@ -188,6 +196,15 @@ class Supervisor:
             log.error("not connected to %s (%s): %s", self.config.server.address, reason.word, reason.line)
         self._reason = reason
 
+    def _end_silence(self, now: float) -> None:
+        pid = self.supernode.pid
+        if pid is None or speaks_to(pid, self.config.server.port):
+            self._spoke = now
+        elif now - self._spoke > SILENT_LIMIT:
+            self.supernode.restart(f"it has had no connection to {self.config.server.address} for {SILENT_LIMIT:.0f} s")
+            self._restarts = self.supernode.restarts
+            self._connected = False
+
     def _limit_memory(self, pid: int) -> None:
         limit = self.config.limits.memory_mb * 1_000_000
         if limit == 0:
@@ -266,6 +283,14 @@ def client_apps(pid: int) -> list[tuple[psutil.Process, int]]:
         except psutil.Error:
             continue  # it ended while we looked
     return found
+
+
+def speaks_to(pid: int, port: int) -> bool:
+    """Return whether a process has, or is making, a TCP connection to ``port`` of anybody; true where nobody can tell."""
+    try:
+        return any(line.raddr and line.raddr.port == port for line in psutil.Process(pid).net_connections("tcp"))
+    except psutil.Error:
+        return True  # it has just ended, or may not be looked at: what else is known of it decides
 
 
 def since(file: Path, place: int) -> str:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
+from edgeduet_client.device import supervisor as device_supervisor
 from edgeduet_client.device.device_config import DataSection, DeviceConfig, InferenceSection, LimitsSection
 from edgeduet_client.device.enrolment import enrol
 from edgeduet_client.device.supervisor import (
@@ -75,6 +79,51 @@ def test_language_models_and_classifier_are_programs_of_their_own(home: Path) ->
     assert commands["classify"][1:] == ["-m", "edgeduet_client.device.classify_service", str(home)]
     assert commands["llm"][3:7] == ["llm", "serve", "a", "b"]
     assert inference_programs(config(home)) == []
+
+
+# In place of a SuperNode: says that it is connected, then holds a connection to the server, or none.
+SUPERNODE = """
+import socket, sys, time
+server = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+print("SuperNode ID: 1", flush=True)
+if sys.argv[2] == "silent":
+    server.close()
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("kind", ["silent", "speaks"])
+def test_a_supernode_that_has_fallen_silent_is_restarted_and_one_that_speaks_is_not(
+    home: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_supervisor, "SILENT_LIMIT", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        port = door.getsockname()[1]
+        settings = config(home)
+        server = settings.server.model_copy(update={"address": f"localhost:{port}"})
+        supervisor = Supervisor(settings.model_copy(update={"server": server}))
+        program = replace(
+            supervisor.supernode.program, command=lambda: [sys.executable, "-c", SUPERNODE, str(port), kind]
+        )
+        supervisor.supernode.program = program
+        try:
+            connections = []
+            supervisor.tick()
+            door.settimeout(60)
+            connections.append(door.accept())
+            end = time.monotonic() + (60 if kind == "silent" else 3)
+            while supervisor.supernode.restarts == 0 and time.monotonic() < end:
+                time.sleep(0.1)
+                supervisor.tick()
+            assert supervisor.supernode.restarts == (1 if kind == "silent" else 0)
+            if kind == "silent":
+                assert supervisor.state()["training"] != "connected"
+                supervisor.tick()
+                connections.append(door.accept())
+        finally:
+            supervisor.supernode.end()
+            for connection, _ in connections:
+                connection.close()
 
 
 def test_client_apps_are_found_below_a_supernode_and_nothing_else() -> None:
