@@ -286,7 +286,7 @@ def client_apps(pid: int) -> list[tuple[psutil.Process, int]]:
 
 
 def speaks_to(pid: int, port: int) -> bool:
-    """Return whether a process has, or is making, a TCP connection to ``port`` of anybody; true where nobody can tell."""
+    """Return whether a process has, or is making, a TCP connection to ``port`` of anybody; true if not to be known."""
     try:
         return any(line.raddr and line.raddr.port == port for line in psutil.Process(pid).net_connections("tcp"))
     except psutil.Error:
