@@ -45,9 +45,9 @@ def train(
     ] = None,
     name: NameOption = "recurrent",
     tokens: Annotated[
-        int | None, typer.Option(min=200, help="Tokens the model reads and writes.  [default: 120000]")
+        int | None, typer.Option(min=200, help="Tokens the model reads and writes.  [default: 250000]")
     ] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Updates.  [default: 2000]")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Updates.  [default: four passes]")] = None,
     minutes: Annotated[
         float | None, typer.Option(min=0.05, help="Time to take: fewer tokens and updates.  [default: no limit]")
     ] = None,

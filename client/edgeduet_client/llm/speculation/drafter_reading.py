@@ -1,7 +1,8 @@
 """Let the target write, and keep what it said at every position: the data set of a drafter.
 
 Each prompt is read and continued, half of them greedily, half drawn at temperature 0.7 (from the kept labels).
-Positions of the prompt count as well: the target has an opinion there too, and they cost a tenth of written ones.
+Positions of the prompt count as well, and further texts are only read: the target has an opinion there too, and it
+costs a quarter of a written position's.
 Of every position are stored the token, the last hidden state (16 bits) and the 24 most probable next tokens with
 their probabilities; at 576 numbers a state that is 1.3 kB.
 
@@ -60,17 +61,20 @@ class PromptIds:
         ids: at least one.
         first: the first position to learn from (what every chat begins with is left out).
         greedy: how it is continued.
+        write: whether it is continued at all.
     """
 
     domain: str
     ids: tuple[int, ...]
     first: int
     greedy: bool
+    write: bool = True
 
     @property
     def key(self) -> bytes:
         """16 bytes that name the content."""
-        content = json.dumps([self.domain, self.ids, self.first, self.greedy], separators=(",", ":"))
+        how = [self.greedy] if self.write else []
+        content = json.dumps([self.domain, self.ids, self.first, *how], separators=(",", ":"))
         return hashlib.sha256(content.encode()).digest()[:16]
 
 
@@ -85,14 +89,18 @@ def encode_prompts(tokenizer: Tokenizer, prompts: Sequence[TrainingPrompt], opti
             ids = tokenizer.encode_chat([{"role": "user", "content": prompt.text}])
             kept = [*ids[:frame], *ids[frame:][-options.prompt_tokens :]]
             first = frame
+        elif not prompt.write:
+            kept, first = tokenizer.encode_prompt(prompt.text)[: options.prompt_tokens + options.answer_tokens], 0
         else:
             # Half a document is given, the other half is for the target to write.
             ids = tokenizer.encode_prompt(f"{prompt.text}\n\n" if prompt.chat else prompt.text)
             kept, first = ids[: options.prompt_tokens], 0
-        turn = turns[prompt.domain] = turns.get(prompt.domain, -1) + 1
+        turn = turns[prompt.domain] = turns.get(prompt.domain, -1) + prompt.write
         if len(kept) > first and tuple(kept) not in known:
             known.add(tuple(kept))
-            encoded.append(PromptIds(prompt.domain, tuple(kept), first, greedy=turn % 2 == 0))
+            encoded.append(
+                PromptIds(prompt.domain, tuple(kept), first, greedy=prompt.write and turn % 2 == 0, write=prompt.write)
+            )
     return encoded
 
 
@@ -123,7 +131,7 @@ def read_text(local: LocalModel, cache: KVCache, prompt: PromptIds, options: Rea
             rows.add(forward)
     rng = np.random.default_rng([options.seed, *prompt.key])
     tokens = list(prompt.ids)
-    room = min(options.answer_tokens, session.cache_shape.limit - len(tokens))
+    room = min(options.answer_tokens, session.cache_shape.limit - len(tokens)) if prompt.write else 0
     for _ in range(room):
         token = rows.next_token(None if prompt.greedy else options.temperature, rng)
         if token in local.manifest.eos_ids:

@@ -117,8 +117,17 @@ def test_chats_share_their_frame_and_only_what_follows_is_learnt(folder: ModelFo
 
 def test_what_python_ships_gives_four_domains_that_take_turns() -> None:
     prompts = choose_prompts(per_domain=5)
-    assert [prompt.domain for prompt in prompts] == ["code", "edits", "prose", "questions"] * 5
+    assert [prompt.domain for prompt in prompts if prompt.write] == ["code", "edits", "prose", "questions"] * 5
     assert prompts == choose_prompts(per_domain=5)
+
+
+def test_what_is_only_read_is_no_part_of_what_is_continued_or_edited() -> None:
+    prompts = choose_prompts(per_domain=20)
+    read = [prompt for prompt in prompts if not prompt.write]
+    assert {prompt.domain for prompt in read} == {"code", "prose"} and len(read) > 40
+    for prompt in prompts:
+        if prompt.write and prompt.domain != "questions":
+            assert not any(piece.text[:200] in prompt.text for piece in read)
 
 
 def test_a_folder_without_text_is_refused(tmp_path: Path) -> None:
@@ -140,6 +149,15 @@ def test_a_half_written_record_is_forgotten_and_read_again(folder: ModelFolder, 
     for before, after in zip(whole, again, strict=True):
         np.testing.assert_array_equal(before.tokens, after.tokens)
         np.testing.assert_array_equal(before.hidden, after.hidden)
+
+
+def test_a_text_that_is_only_read_ends_where_it_ends(folder: ModelFolder) -> None:
+    local = LocalModel.open(folder, threads=1)
+    prompts = [prompt for prompt in choose_prompts(per_domain=4) if prompt.domain == "code"]
+    encoded = [prompt for prompt in encode_prompts(local.tokenizer, prompts, READING) if not prompt.write]
+    text = read_text(local, local.new_cache(), encoded[0], READING)
+    assert tuple(text.tokens) == encoded[0].ids and len(text.hidden) == len(text.label_ids) == len(text)
+    assert not text.greedy
 
 
 # --- learning ------------------------------------------------------------------------------------------
