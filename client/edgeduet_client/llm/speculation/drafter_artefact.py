@@ -31,7 +31,7 @@ DRAFTERS_FOLDER = "drafters"
 DESCRIPTION = "drafter.json"
 DRAFTER_GRAPH = "drafter.onnx"
 PARAMETERS = "parameters.safetensors"
-_UNFINISHED = ".unfinished-"
+_UNFINISHED = ".unfinished-drafter-"
 
 Kind = Literal["recurrent", "truncated"]
 
@@ -179,7 +179,7 @@ def new_drafter(model: ModelFolder, name: str, *, replace: bool) -> Iterator[Pat
     if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,63}", name):
         raise ModelError(f"'{name}' is no name for a drafter; use small letters, digits, '.', '_' and '-'")
     root = drafters_root(model)
-    target, staging = root / name, root / f"{_UNFINISHED}{name}"
+    target, staging = root / name, model.path / f"{_UNFINISHED}{name}"
     try:
         root.mkdir(exist_ok=True)
         with FileLock(root / f".{name}.lock", timeout=0):

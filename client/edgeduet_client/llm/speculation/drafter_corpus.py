@@ -3,7 +3,8 @@
 From a folder of the user's (``.txt``, ``.md``, ``.rst``, ``.py`` and other sources, ``.jsonl`` of the gate's form),
 from translated catalogues in given languages, or, without either, from what this machine's Python ships: sources of
 the standard library (``code``), its reference and the descriptions of installed packages (``prose``), questions
-about modules and everyday topics (``questions``), and texts to copy, edit or sum up (``edits``).
+about modules and everyday topics (``questions``), texts to copy, edit or sum up (``edits``), and, most of all,
+conversations of which the model itself thinks up both sides (``chats``): they are the widest.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ _LEAST = 200
 _EDITED = 240
 """Characters to edit: request, text and chat frame then fit into a prompt."""
 _LARGEST_FILE = 1 << 20
-_READ_A_TURN = 2
+_CHATS = 3
+"""Conversations the model thinks up itself, for each prompt of another sort."""
+_READ_A_TURN = 1
 """Pieces of code, and of prose, that are only read, for each one that is continued."""
 
 _TOPICS = (
@@ -127,12 +130,14 @@ class TrainingPrompt:
         text: of a chat's request, or of a beginning to be continued.
         chat: whether it is a request.
         write: whether the target goes on from it; else it only reads it.
+        asks: where the target is to think up the request itself, the number of the attempt.
     """
 
     domain: str
     text: str
     chat: bool = False
     write: bool = True
+    asks: int | None = None
 
     @property
     def rank(self) -> str:
@@ -168,18 +173,21 @@ def choose_prompts(
     else:
         found = [*_own_code(), *_own_prose(), *_own_questions()]
         found += _edits([prompt for prompt in found if prompt.domain in ("code", "prose")])
+        found += [TrainingPrompt("chats", str(number), chat=True, asks=number) for number in range(_CHATS * per_domain)]
     domains: dict[str, list[TrainingPrompt]] = {}
     left: dict[str, list[TrainingPrompt]] = {}
     for prompt in sorted(set(found), key=lambda prompt: prompt.rank):
         chosen = domains.setdefault(prompt.domain, [])
-        if len(chosen) < per_domain:
+        if len(chosen) < per_domain * (_CHATS if prompt.asks is not None else 1):
             chosen.append(prompt)
         elif prompt.domain in ("code", "prose"):
             left.setdefault(prompt.domain, []).append(prompt)
     edited = {prompt.text for prompt in domains.get("edits", ())}
     ordered = []
     for turn in range(max(len(chosen) for chosen in domains.values())):
-        ordered += [chosen[turn] for _, chosen in sorted(domains.items()) if turn < len(chosen)]
+        for domain, chosen in sorted(domains.items()):
+            each = _CHATS if domain == "chats" else 1
+            ordered += chosen[each * turn : each * (turn + 1)]
         for _, pieces in sorted(left.items()):
             for piece in pieces[_READ_A_TURN * turn : _READ_A_TURN * (turn + 1)]:
                 if not any(piece.text[:_EDITED] in text for text in edited):

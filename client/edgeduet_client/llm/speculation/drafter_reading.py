@@ -48,6 +48,7 @@ class ReadingOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     prompt_tokens: int = Field(96, ge=4, description="tokens of a prompt, at most; longer ones lose their beginning")
+    request_tokens: int = Field(48, ge=1, description="tokens of a request the model thinks up itself, at most")
     answer_tokens: int = Field(96, ge=4, description="tokens of an answer, at most")
     temperature: float = Field(0.7, gt=0, description="of the half that is drawn")
     seed: int = Field(0, ge=0, description="of the draws")
@@ -62,6 +63,8 @@ class PromptIds:
         first: the first position to learn from (what every chat begins with is left out).
         greedy: how it is continued.
         write: whether it is continued at all.
+        asks: where the target thinks up the request itself, the number of the attempt.
+        tail: what then stands between request and answer.
     """
 
     domain: str
@@ -69,26 +72,35 @@ class PromptIds:
     first: int
     greedy: bool
     write: bool = True
+    asks: int | None = None
+    tail: tuple[int, ...] = ()
 
     @property
     def key(self) -> bytes:
         """16 bytes that name the content."""
-        how = [self.greedy] if self.write else []
+        how: list[int] = [self.greedy] if self.write else []
+        how += [] if self.asks is None else [self.asks]
         content = json.dumps([self.domain, self.ids, self.first, *how], separators=(",", ":"))
         return hashlib.sha256(content.encode()).digest()[:16]
 
 
 def encode_prompts(tokenizer: Tokenizer, prompts: Sequence[TrainingPrompt], options: ReadingOptions) -> list[PromptIds]:
     """Return the prompts as ids; requests in the model's chat form, or as plain text where it has none."""
-    frame = _chat_frame(tokenizer)
+    frame, tail = _chat_frame(tokenizer)
     encoded: list[PromptIds] = []
     known: set[tuple[int, ...]] = set()
     turns: dict[str, int] = {}
     for prompt in prompts:
+        if prompt.asks is not None:
+            if len(frame):
+                turn = turns[prompt.domain] = turns.get(prompt.domain, -1) + 1
+                greedy = turn % 2 == 0
+                encoded.append(PromptIds(prompt.domain, frame, len(frame) - 1, greedy, asks=prompt.asks, tail=tail))
+            continue
         if prompt.chat and tokenizer.template is not None:
             ids = tokenizer.encode_chat([{"role": "user", "content": prompt.text}])
-            kept = [*ids[:frame], *ids[frame:][-options.prompt_tokens :]]
-            first = frame
+            kept = [*frame, *ids[len(frame) :][-options.prompt_tokens :]]
+            first = len(frame)
         elif not prompt.write:
             kept, first = tokenizer.encode_prompt(prompt.text)[: options.prompt_tokens + options.answer_tokens], 0
         else:
@@ -104,15 +116,14 @@ def encode_prompts(tokenizer: Tokenizer, prompts: Sequence[TrainingPrompt], opti
     return encoded
 
 
-def _chat_frame(tokenizer: Tokenizer) -> int:
-    """Return how many ids every chat begins with."""
+def _chat_frame(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the ids that stand before and behind the request of every chat; none without a chat template."""
     if tokenizer.template is None:
-        return 0
+        return (), ()
     one, other = (tokenizer.encode_chat([{"role": "user", "content": text}]) for text in ("a", "1"))
-    same = 0
-    while same < min(len(one), len(other)) and one[same] == other[same]:
-        same += 1
-    return same
+    same = [left == right for left, right in zip(one, other, strict=False)]
+    back = [left == right for left, right in zip(reversed(one), reversed(other), strict=False)]
+    return tuple(one[: same.index(False)]), tuple(one[len(one) - back.index(False) :])
 
 
 def read_text(local: LocalModel, cache: KVCache, prompt: PromptIds, options: ReadingOptions) -> ReadText:
@@ -131,6 +142,11 @@ def read_text(local: LocalModel, cache: KVCache, prompt: PromptIds, options: Rea
             rows.add(forward)
     rng = np.random.default_rng([options.seed, *prompt.key])
     tokens = list(prompt.ids)
+    if prompt.asks is not None:
+        _ask(local, cache, rows, tokens, options, rng)
+        forward = session.forward(prompt.tail, cache, rows=range(len(prompt.tail)), hidden=True)
+        rows.add(forward)
+        tokens += prompt.tail
     room = min(options.answer_tokens, session.cache_shape.limit - len(tokens)) if prompt.write else 0
     for _ in range(room):
         token = rows.next_token(None if prompt.greedy else options.temperature, rng)
@@ -139,6 +155,26 @@ def read_text(local: LocalModel, cache: KVCache, prompt: PromptIds, options: Rea
         tokens.append(token)
         rows.add(session.forward((token,), cache, hidden=True))
     return rows.text(prompt, tokens)
+
+
+def _ask(
+    local: LocalModel,
+    cache: KVCache,
+    rows: _Rows,
+    tokens: list[int],
+    options: ReadingOptions,
+    rng: np.random.Generator,
+) -> None:
+    """Let the target write a request at temperature 1: given only the frame, it says what it was trained to be asked.
+
+    (Magpie, Xu et al. 2024, arXiv 2406.08464.)
+    """
+    for _ in range(options.request_tokens):
+        token = rows.next_token(1.0, rng)
+        if token in local.manifest.eos_ids:
+            return
+        tokens.append(token)
+        rows.add(local.session.forward((token,), cache, hidden=True))
 
 
 class _Rows:
@@ -181,12 +217,21 @@ class _Rows:
         return ReadText(
             domain=prompt.domain,
             greedy=prompt.greedy,
-            answer=len(prompt.ids) - 1 - prompt.first,
+            answer=_answer_of(prompt, tokens[prompt.first :]),
             tokens=np.array(tokens[prompt.first :], np.int32),
             hidden=np.concatenate(self._hidden),
             label_ids=np.stack(self._ids),
             label_masses=np.stack(self._masses),
         )
+
+
+def _answer_of(prompt: PromptIds, tokens: Sequence[int]) -> int:
+    """Return the position of the last token before the answer."""
+    if prompt.asks is None:
+        return len(prompt.ids) - 1 - prompt.first
+    tail = list(prompt.tail)
+    starts = (at for at in range(len(tokens)) if list(tokens[at : at + len(tail)]) == tail)
+    return next(starts) + len(tail) - 1
 
 
 @dataclass(frozen=True)
@@ -271,11 +316,12 @@ class TextStore:
             at += size
             return np.frombuffer(payload[at - size : at], dtype)
 
+        tokens = taken(np.int32, 1)
         return ReadText(
             domain=prompt.domain,
             greedy=prompt.greedy,
-            answer=len(prompt.ids) - 1 - prompt.first,
-            tokens=taken(np.int32, 1),  # type: ignore[arg-type]
+            answer=_answer_of(prompt, tokens.tolist()),
+            tokens=tokens,  # type: ignore[arg-type]
             hidden=taken(np.float16, self.hidden_width).reshape(count, self.hidden_width),  # type: ignore[arg-type]
             label_ids=taken(np.int32, LABELS).reshape(count, LABELS),  # type: ignore[arg-type]
             label_masses=taken(np.float16, LABELS).reshape(count, LABELS),  # type: ignore[arg-type]

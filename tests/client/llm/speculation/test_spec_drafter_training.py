@@ -115,9 +115,10 @@ def test_chats_share_their_frame_and_only_what_follows_is_learnt(folder: ModelFo
     assert [prompt.greedy for prompt in encoded] == [place % 2 == 0 for place in range(len(encoded))]
 
 
-def test_what_python_ships_gives_four_domains_that_take_turns() -> None:
+def test_without_a_corpus_five_domains_take_turns() -> None:
     prompts = choose_prompts(per_domain=5)
-    assert [prompt.domain for prompt in prompts if prompt.write] == ["code", "edits", "prose", "questions"] * 5
+    turn = ["chats"] * 3 + ["code", "edits", "prose", "questions"]
+    assert [prompt.domain for prompt in prompts if prompt.write] == turn * 5
     assert prompts == choose_prompts(per_domain=5)
 
 
@@ -126,7 +127,7 @@ def test_what_is_only_read_is_no_part_of_what_is_continued_or_edited() -> None:
     read = [prompt for prompt in prompts if not prompt.write]
     assert {prompt.domain for prompt in read} == {"code", "prose"} and len(read) > 40
     for prompt in prompts:
-        if prompt.write and prompt.domain != "questions":
+        if prompt.write and prompt.domain not in ("chats", "questions"):
             assert not any(piece.text[:200] in prompt.text for piece in read)
 
 
@@ -149,6 +150,27 @@ def test_a_half_written_record_is_forgotten_and_read_again(folder: ModelFolder, 
     for before, after in zip(whole, again, strict=True):
         np.testing.assert_array_equal(before.tokens, after.tokens)
         np.testing.assert_array_equal(before.hidden, after.hidden)
+
+
+def test_a_conversation_of_its_own_is_a_chat_whose_request_the_model_wrote(folder: ModelFolder) -> None:
+    local = LocalModel.open(folder, threads=1)
+    prompts = [prompt for prompt in choose_prompts(per_domain=4) if prompt.domain == "chats"]
+    encoded = encode_prompts(local.tokenizer, prompts, READING)
+    assert len(encoded) == len(prompts) == len({prompt.key for prompt in encoded})
+    requests = set()
+    for prompt in encoded:
+        text = read_text(local, local.new_cache(), prompt, READING)
+        whole = [*prompt.ids, *text.tokens[1:].tolist()]
+        request = whole[len(prompt.ids) : prompt.first + text.answer + 1 - len(prompt.tail)]
+        framed = local.tokenizer.encode_chat([{"role": "user", "content": local.tokenizer.decode(request)}])
+        assert framed[: len(prompt.ids)] == list(prompt.ids)
+        assert framed[-len(prompt.tail) :] == list(prompt.tail)
+        assert whole[: prompt.first + text.answer + 1] == [*prompt.ids, *request, *prompt.tail]
+        assert len(request) <= READING.request_tokens
+        requests.add(tuple(request))
+        if prompt.greedy:
+            assert text.tokens[text.answer + 1 :].tolist() == text.label_ids[text.answer : -1, 0].tolist()
+    assert len(requests) > 1
 
 
 def test_a_text_that_is_only_read_ends_where_it_ends(folder: ModelFolder) -> None:
