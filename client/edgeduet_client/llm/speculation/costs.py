@@ -128,17 +128,20 @@ class CostModel:
 
     def step_seconds(self, rows: int, context_length: int) -> float:
         """Return the seconds of a step that needs ``rows`` rows; beyond the largest size known, a straight line."""
+        return self._step_seconds(self._at(context_length), filled(rows, self.granule))
+
+    def step_table(self, rows: int, context_length: int) -> NDArray[np.float64]:
+        """Return (rows,) seconds of steps of 1 to ``rows`` rows."""
         cells = self._at(context_length)
-        rows = filled(rows, self.granule)
+        return np.array([self._step_seconds(cells, filled(count, self.granule)) for count in range(1, rows + 1)])
+
+    @staticmethod
+    def _step_seconds(cells: Sequence[_Cell], rows: int) -> float:
         if rows <= len(cells):
             return math.exp(cells[rows - 1].log)
         last = math.exp(cells[-1].log)
         slope = (last - math.exp(cells[0].log)) / (len(cells) - 1) if len(cells) > 1 else last
         return last + (rows - len(cells)) * max(slope, 0.0)
-
-    def step_table(self, rows: int, context_length: int) -> NDArray[np.float64]:
-        """Return (rows,) seconds of steps of 1 to ``rows`` rows."""
-        return np.array([self.step_seconds(count, context_length) for count in range(1, rows + 1)])
 
     def draft_seconds(self, drafter: str, tokens: int) -> float:
         """Return the seconds of a draft of ``tokens``."""

@@ -55,6 +55,7 @@ class Evidence:
         self._reach_DK = np.zeros((count, depth))
         self._weight_D = np.zeros(count)
         self._variation = _Variation()
+        self._means: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
 
     def start_request(self) -> None:
         """Fold the last request into what the next one starts from."""
@@ -111,23 +112,29 @@ class Evidence:
 
     def forget(self, share: float) -> None:
         """Let what this request showed count for ``share`` of what it did: its text has changed."""
+        self._means = None
         self._sums_DK *= share
         self._reach_DK *= share
         self._weight_D *= share
 
     def survival(self) -> NDArray[np.float64]:
-        """Return (D, K) means of S(1..K)."""
-        return self._mean(self._sums_DK, self._prior_DK)
+        """Return (D, K) means of S(1..K); not to be written to."""
+        if self._means is None:
+            self._means = self._mean(self._sums_DK, self._prior_DK), self._mean(self._reach_DK, self._prior_reach_DK)
+        return self._means[0]
 
     def reach(self) -> NDArray[np.float64]:
-        """Return (D, K): share of drafts that have at least 1..K tokens."""
-        return self._mean(self._reach_DK, self._prior_reach_DK)
+        """Return (D, K): share of drafts that have at least 1..K tokens; not to be written to."""
+        self.survival()
+        assert self._means is not None
+        return self._means[1]
 
     def weight(self, drafter: str) -> float:
         """Return how many starts of this request, discounted, are known."""
         return float(self._weight_D[self._row[drafter]])
 
     def _take(self, rows: NDArray[np.int64], curves_RK: NDArray[np.float64], reach_RK: NDArray[np.float64]) -> None:
+        self._means = None
         keep = self._discount
         self._sums_DK[rows] = keep * self._sums_DK[rows] + curves_RK
         self._reach_DK[rows] = keep * self._reach_DK[rows] + reach_RK
@@ -138,7 +145,8 @@ class Evidence:
         total = self._weight_D[:, None] + weight
         # carry_over = 0: nothing of earlier requests counts once this one has said anything.
         mean_DK = (sums_DK + weight * prior_DK) / np.where(total > 0, total, 1)
-        return np.clip(np.where(total > 0, mean_DK, prior_DK), 0.0, 1.0)
+        # Played rounds, corrected for where they start, can add up to a little more than 1.
+        return np.minimum(np.where(total > 0, mean_DK, prior_DK), 1.0)
 
 
 class _Variation:

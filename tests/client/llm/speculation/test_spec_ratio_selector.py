@@ -259,7 +259,7 @@ def stream(domains: Sequence[str], beta: float, seed: int) -> Trace:
 
 
 def share_of_oracle(domains: Sequence[str], beta: float, seed: int, *, warm_up: int = 0) -> float:
-    """Rate, scoring included, over that of the fixed arm that was best in hindsight; both without the first requests."""
+    """Rate, scoring included, over that of the best fixed arm in hindsight; both without the first requests."""
     trace = stream(domains, beta, seed)
     fixed = replay_fixed(trace, world=CostWorld(trace.costs, noise=0.1, spikes=0.01, seed=1))
     world = CostWorld(trace.costs, noise=0.1, spikes=0.01, seed=2)
