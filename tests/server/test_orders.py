@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -19,11 +20,11 @@ from edgeduet_server.checkpoint import CheckpointStore
 from edgeduet_server.orders import SETTABLE, NoControl, Orders, changed_scenario
 from edgeduet_server.recorder import JsonlRecorder, read_events
 from edgeduet_server.registry.control import RegistryControl
-from edgeduet_server.registry.desired import wish, wishes
+from edgeduet_server.registry.desired import STOP, wish, wishes
 from edgeduet_server.registry.listener import RegistryListener
 from edgeduet_server.registry.models import Artefact, ClientSighting, Run
 from edgeduet_server.registry.recorded_run import RecordedRun, recorded_run
-from edgeduet_server.registry.runs import begin_run, end_run, find_run
+from edgeduet_server.registry.runs import begin_run, end_run, find_run, interrupted_run
 from edgeduet_server.registry.store import Registry
 from edgeduet_server.round_loop import run_training
 from edgeduet_shared.config import Scenario, known_keys
@@ -404,8 +405,18 @@ def test_how_a_run_ends_is_written_down(tmp_path: Path) -> None:
             run = find_run(session, "run")
             return run.state, run.error
 
+    registry = Registry.open(url)
+    for error in (RunStopped("saved"), KeyboardInterrupt(), SystemExit(1), httpx.ConnectError("refused")):
+        # The server was stopped, or its SuperLink is gone: nobody ordered that this run ends.
+        with pytest.raises(type(error)), recorded_run(url, config, "1"):
+            assert state() == ("running", "")
+            raise error
+        assert state()[0] == "failed" and "its server process ended, told to from outside" in state()[1]
+        with registry.reading() as session:
+            assert interrupted_run(session) is not None
     with pytest.raises(RunStopped), recorded_run(url, config, "1"):
-        assert state() == ("running", "")
+        with registry.writing() as session:
+            wish(session, find_run(session, "run").id, STOP, True, by="ana", now=NOW)
         raise RunStopped("saved")
     assert state() == ("stopped", "")
     with pytest.raises(FederationError), recorded_run(url, config, "2"):
@@ -417,7 +428,6 @@ def test_how_a_run_ends_is_written_down(tmp_path: Path) -> None:
     with recorded_run(url, config, "4"):
         pass
     assert state() == ("finished", "")
-    registry = Registry.open(url)
     with pytest.raises(ConnectionError), recorded_run(url, config, "5"):
         # `runs stop --now`: the operator's word stands, whatever the server process dies of.
         with registry.writing() as session:

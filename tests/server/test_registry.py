@@ -21,6 +21,7 @@ from sqlalchemy import inspect, select, text
 
 from edgeduet_server.recorder import JsonlRecorder, read_events
 from edgeduet_server.registry import migrate as migration
+from edgeduet_server.registry.desired import STOP, wish
 from edgeduet_server.registry.errors import Conflict, RegistryError, UnknownName
 from edgeduet_server.registry.listener import RegistryListener
 from edgeduet_server.registry.models import AuditEntry, Base, ClientMetric, Round, Run, Stage
@@ -295,10 +296,13 @@ def test_a_run_cannot_be_named_like_a_path_or_an_escape(registry: Registry, name
 
 def test_a_run_that_was_killed_is_found_out_from_what_flower_says(registry: Registry) -> None:
     with registry.writing() as session:
-        for number, name in enumerate(["killed", "alive", "stopped", "forgotten", "done"]):
-            begin_run(session, config(name), str(2**63 + number), NOW)
+        for number, name in enumerate(["killed", "alive", "stopped", "forgotten", "done", "ended"]):
+            run = begin_run(session, config(name), str(2**63 + number), NOW)
+            if name == "stopped":
+                wish(session, run.id, STOP, True, by="ana", now=NOW)
     said = {str(2**63): "finished:failed", str(2**63 + 1): "running", str(2**63 + 2): "finished:stopped"}
-    said[str(2**63 + 4)] = "finished:completed"
+    # A SuperLink that was told to end says of its runs that they were stopped; nobody had ordered it.
+    said |= {str(2**63 + 4): "finished:completed", str(2**63 + 5): "finished:stopped"}
     with registry.writing() as session:
         lines = reconcile(session, said, NOW)
     with registry.reading() as session:
@@ -309,12 +313,16 @@ def test_a_run_that_was_killed_is_found_out_from_what_flower_says(registry: Regi
             "stopped": "stopped",
             "forgotten": "failed",
             "done": "finished",
+            "ended": "failed",
         }
         assert interrupted_run(session) is None  # one is alive
         assert "runs resume killed" in find_run(session, "killed").error
-    assert len(lines) == 4
+    assert len(lines) == 5
     with registry.writing() as session:
         end_run(session, find_run(session, "alive").id, "failed", NOW, "too few clients")
+        ended = interrupted_run(session)
+        assert ended is not None and ended.name == "ended"
+        end_run(session, ended.id, "finished", NOW)
         assert interrupted_run(session) is None  # the newest one is done
         begin_run(session, config("newest"), "7", NOW)
         reconcile(session, {}, NOW)

@@ -17,10 +17,11 @@ from safetensors.numpy import save as save_arrays
 from sqlalchemy import select, update
 
 from edgeduet_server.registry.control import RegistryControl
+from edgeduet_server.registry.desired import latest_orders, wishes
 from edgeduet_server.registry.errors import RegistryError
 from edgeduet_server.registry.listener import RegistryListener, utc_now
 from edgeduet_server.registry.models import Artefact, Run
-from edgeduet_server.registry.runs import begin_run, end_run
+from edgeduet_server.registry.runs import begin_run, end_run, interruption
 from edgeduet_server.registry.store import Registry
 from edgeduet_shared.atomic_files import atomic_write_bytes
 from edgeduet_shared.errors import EdgeDuetError, RunStopped
@@ -140,12 +141,29 @@ def recorded_run(
         try:
             yield run
         except BaseException as error:
-            stopped = isinstance(error, (RunStopped, KeyboardInterrupt))
-            text = str(error) if isinstance(error, EdgeDuetError) else f"{type(error).__name__}: {error}"
             # The cause is on its way up; a registry that does not answer must not hide it.
             with suppress(RegistryError):
-                end("stopped" if stopped else "failed", "" if stopped else text)
+                end(*_how_it_ended(registry, run_id, config.run_name, error))
             raise
         end("finished")
     finally:
         registry.close()
+
+
+def _how_it_ended(registry: Registry, run_id: int, name: str, error: BaseException) -> tuple[str, str]:
+    """Return state and error of a run that ``error`` ended.
+
+    A server process is also told to end when the server is stopped or restarted, or its SuperLink is gone: then the
+    run was interrupted, and goes on at the next start.
+    """
+    if _is_from_outside(error):
+        with registry.reading() as session:
+            ordered = latest_orders(wishes(session, run_id)).stop
+        return ("stopped", "") if ordered else ("failed", interruption(", told to from outside", name))
+    return "failed", str(error) if isinstance(error, EdgeDuetError) else f"{type(error).__name__}: {error}"
+
+
+def _is_from_outside(error: BaseException) -> bool:
+    """Whether it is a signal, or the connection to SuperLink that broke."""
+    signalled = isinstance(error, (RunStopped, KeyboardInterrupt, SystemExit))
+    return signalled or type(error).__module__.partition(".")[0] in ("httpx", "httpcore")

@@ -14,6 +14,7 @@ from pathlib import Path
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
+from edgeduet_server.registry.desired import latest_orders, wishes
 from edgeduet_server.registry.errors import Conflict, UnknownName
 from edgeduet_server.registry.models import Round, Run, Stage
 from edgeduet_shared.errors import nearest
@@ -24,7 +25,8 @@ ACTIVE = ("requested", "pending", "running", "paused")
 RESUMABLE = ("stopped", "failed")
 ERROR_LENGTH = 4000
 START_LIMIT = timedelta(minutes=10)
-INTERRUPTED = "its server process ended without a word"
+INTERRUPTED = "its server process ended"
+"""How the error of a run begins that did not end by itself, nor because an operator said so."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,8 @@ def config_of(run: Run, *, resume: bool) -> RunConfig:
 def reconcile(session: Session, flower_runs: Mapping[str, str], now: datetime) -> Sequence[str]:
     """Bring runs that say they are active in line with what Flower says; return a line for each that changed.
 
-    A ServerApp that was killed could not write down its end.
+    A ServerApp that was killed could not write down its end. What Flower calls stopped was stopped by an operator only
+    where there is an order for it: a SuperLink that is told to end says the same of what it ran.
 
     Args:
         session: a writing session.
@@ -142,17 +145,22 @@ def reconcile(session: Session, flower_runs: Mapping[str, str], now: datetime) -
         status = flower_runs.get(run.flower_run_id, "unknown")
         if not status.startswith("finished") and status != "unknown":
             continue
-        if status == "finished:stopped":
+        if status == "finished:stopped" and latest_orders(wishes(session, run.id)).stop:
             end_run(session, run.id, "stopped", now)
         elif status == "finished:completed":
             # Its ServerApp could not write into the registry at the end; all rounds are there.
             end_run(session, run.id, "finished", now)
         else:
             why = "Flower does not know it any more" if status == "unknown" else f"Flower says {status}"
-            remedy = f"killed, or the machine restarted; go on with: edgeduet-admin runs resume {run.name}"
-            end_run(session, run.id, "failed", now, f"{INTERRUPTED} ({why}): {remedy}")
+            end_run(session, run.id, "failed", now, interruption(f" without a word ({why})", run.name))
         lines.append(f"run {run.name} is over: {status}")
     return lines
+
+
+def interruption(how: str, name: str) -> str:
+    """Return the error of a run whose server process ended in the middle of it."""
+    remedy = f"killed, or server or machine restarted; go on with: edgeduet-admin runs resume {name}"
+    return f"{INTERRUPTED}{how}: {remedy}"
 
 
 def interrupted_run(session: Session) -> Run | None:
