@@ -124,7 +124,9 @@ def test_the_product_of_accepted_masses_is_biased() -> None:
 
     def drafter(prefix: tuple[int, ...]) -> Distribution:
         perfect, wrong = np.array([0.5, 0.5, 0.0]), np.array([0.0, 0.0, 1.0])
-        return distribution(np.array([1.0, 0.0, 0.0]) if not prefix else (perfect, wrong)[prefix[0]])
+        if not prefix:
+            return distribution(np.array([1.0, 0.0, 0.0]))
+        return distribution(perfect if prefix[0] == 0 else wrong)
 
     product = 1.0
     unbiased = dict.fromkeys(FORMS, 1.0)
