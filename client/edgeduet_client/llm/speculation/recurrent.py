@@ -98,7 +98,7 @@ class RecurrentDrafter:
         eos_ids: a draft ends with the first of them.
         threshold: a draft ends before a token that the network gives a smaller probability.
         temperature: ``None``: propose the best token (certain); else draw from p-less at this temperature.
-        memory: bytes of the graph.
+        memory: bytes of weights that are its own.
     """
 
     kind = "recurrent"
@@ -240,7 +240,8 @@ class RecurrentFactory:
             eos_ids=model.manifest.eos_ids,
             threshold=chosen.threshold,
             temperature=chosen.temperature,
-            memory=folder.card.bytes,
+            # Held three times: as the file, as read, and in the kernels' own layout (measured).
+            memory=3 * folder.card.bytes,
         )
 
 

@@ -305,7 +305,7 @@ def test_a_drafter_is_made_described_and_used(folder: ModelFolder, corpus: Path,
     usable, broken = list_drafters(folder)
     assert [drafter.card for drafter in usable] == [card] and not broken
     drafter = FACTORY.open("recurrent", {"threshold": 0.0}, LocalModel.open(folder, threads=1))
-    assert drafter.needs_hidden and drafter.memory_bytes() == card.bytes
+    assert drafter.needs_hidden and drafter.memory_bytes() == 3 * card.bytes
     assert not list((tmp_path / "work").glob("training-*"))  # no checkpoint of a training that ended
     with pytest.raises(ModelError, match="has a drafter named"):
         make_drafter(folder, corpus=corpus, options=SMALL, threads=1, work=tmp_path / "work")
