@@ -28,7 +28,7 @@ from edgeduet_client.device.supervisor import client_apps
 from edgeduet_client.personal_store import AFTER_STAGE, DiskStore
 from edgeduet_server.app import serve
 from edgeduet_server.deployment.home import create_home
-from edgeduet_server.deployment.server_config import ServerConfig
+from edgeduet_server.deployment.server_config import ServerConfig, load_server_config
 from edgeduet_server.recorder import read_events
 from edgeduet_shared.config import Scenario
 from edgeduet_shared.run_config import RunConfig
@@ -250,6 +250,7 @@ class Deployment:
 
     folder: Path
     config: ServerConfig
+    by_command: bool = False
     devices: list[LiveDevice] = field(default_factory=list)
     wires: dict[int, Wire] = field(default_factory=dict)
     server: subprocess.Popen[bytes] | None = None
@@ -259,7 +260,9 @@ class Deployment:
     def start_server(self) -> None:
         """Run ``edgeduet-server start`` until SuperLink and admin service listen."""
         home, network = self.config.home, self.config.network
-        self.server = start("edgeduet_server.cli", "start", str(home), out=self.folder / "server.out")
+        server = self.server = start("edgeduet_server.cli", "start", str(home), out=self.folder / "server.out")
+        # The ports alone may be those of programs that a killed one left.
+        wait(lambda: server.poll() is not None or self.server_state().get("pid") == server.pid, "the supervisor")
         for port in (network.superlink_port, network.public_port, network.admin_port):
             wait(lambda port=port: self._listens(port), f"port {port} of the server")  # type: ignore[misc]
 
@@ -303,7 +306,14 @@ class Deployment:
         """Make a device's identity; nobody has let it in yet."""
         home, authority = self.folder / name, ca or self.config.folder("pki") / "ca.crt"
         server = f"localhost:{port or self.config.network.public_port}"
-        made = enrol(home, server, authority, name, partition=index, partitions=DEVICES)
+        if self.by_command:
+            what = ("--server", server, "--ca", str(authority), "--name", name)
+            share = ("--partition", str(index), "--partitions", str(DEVICES))
+            made = Enrolment(
+                **json.loads(run_command("edgeduet_client.cli", "enroll", str(home), *what, *share, "--json"))
+            )
+        else:
+            made = enrol(home, server, authority, name, partition=index, partitions=DEVICES)
         device = LiveDevice(home, index, made)
         device.set("inference", classify_port=0)
         self.devices.append(device)
@@ -352,15 +362,18 @@ class Deployment:
         return self.events(run, kind)
 
     def app_at_work(self, device: LiveDevice, run: str) -> psutil.Process:
-        """Wait until a device works on what comes after the last event of a run; return its ClientApp."""
+        """Wait until a device works on what comes after the last event of a run; return its ClientApp.
+
+        One that dies before it has taken its message is just started again.
+        """
         self.wait_for_event(run, "stage-start")
         # The process of the message before may still be on its way out. Times of processes are good to a second.
         since = (self.config.folder("runs") / run / "metrics.jsonl").stat().st_mtime - 0.5
         found: list[psutil.Process] = []
 
         def works() -> bool:
-            with suppress(psutil.NoSuchProcess):
-                found[:] = [app for app in device.apps() if app.create_time() > since]
+            with suppress(psutil.Error):
+                found[:] = [app for app in device.apps() if app.create_time() > since and _has_torch(app)]
             return bool(found)
 
         wait(works, f"a ClientApp of {device.name} at work", every=0.05)
@@ -411,6 +424,10 @@ class Deployment:
                 if any(str(self.folder) in part for part in process.info["cmdline"] or []):
                     with suppress(psutil.NoSuchProcess):
                         process.kill()
+
+
+def _has_torch(process: psutil.Process) -> bool:
+    return any("libtorch" in mapped.path for mapped in process.memory_maps())
 
 
 def simulate(run: Path, scenario: Scenario, folder: Path, *, seed: int = 3) -> None:
@@ -464,7 +481,12 @@ def run_command(
 
 @contextmanager
 def deployed(
-    folder: Path, *, devices: int = DEVICES, wired: Collection[int] = (), extra: Mapping[str, str] | None = None
+    folder: Path,
+    *,
+    devices: int = DEVICES,
+    wired: Collection[int] = (),
+    extra: Mapping[str, str] | None = None,
+    commands: bool = False,
 ) -> Iterator[Deployment]:
     """Make a server and let ``devices`` devices in; all are connected on entry, and gone on exit.
 
@@ -473,17 +495,23 @@ def deployed(
         devices: number of devices; device i holds share i.
         wired: devices that are to reach the server over a :class:`Wire` of ``system.wires``.
         extra: more environment of the devices.
+        commands: make homes with the commands, not with what is behind them (a second of CPU each).
     """
-    config = create_home(folder / "server", ["localhost"], public_port=free_ports(4))
-    system = Deployment(folder, config)
+    home, port = folder / "server", free_ports(4)
+    if commands:
+        run_command("edgeduet_server.cli", "init", str(home), "--name", "localhost", "--port", str(port))
+    else:
+        create_home(home, ["localhost"], public_port=port)
+    config = load_server_config(home)
+    system = Deployment(folder, config, by_command=commands)
     try:
         system.start_server()
         system.log_in()
         for index in range(devices):
             if index in wired:
                 system.wires[index] = Wire(config.network.public_port)
-            port = system.wires[index].port if index in wired else None
-            device = system.enrol(f"edge-{index}", index, port=port)
+            wire = system.wires.get(index)
+            device = system.enrol(f"edge-{index}", index, port=wire.port if wire else None)
             system.approve(device)
             device.start(extra)
         for device in system.devices:

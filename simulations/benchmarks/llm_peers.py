@@ -61,9 +61,11 @@ class EdgeDuet:
 
     def __init__(self, model: str, threads: int, sampler: str) -> None:
         from edgeduet_client.llm.local_model import LocalModel
+        from edgeduet_client.llm.speculation.options import SpeculationOptions
 
-        self._model = LocalModel.open(model, threads=threads)
-        self._sampler = sampler
+        self._sampler, _, mode = sampler.partition(" ")
+        speculation = SpeculationOptions.from_mapping({"mode": mode}) if mode else None
+        self._model = LocalModel.open(model, threads=threads, speculation=speculation)
 
     def generate(self, prompt: Sequence[int], tokens: int) -> Facts:
         """See :class:`Peer`."""
@@ -115,11 +117,12 @@ class EdgeDuet:
 
 
 class Genai:
-    """onnxruntime-genai: its own C++ loop over its own graph."""
+    """onnxruntime-genai: its own C++ loop over its own graph; with ``ngram``, its own lookup drafts."""
 
-    def __init__(self, model: str, threads: int) -> None:
+    def __init__(self, model: str, threads: int, drafts: str = "") -> None:
         import onnxruntime_genai
 
+        self._drafts = drafts
         self._library = onnxruntime_genai
         config = onnxruntime_genai.Config(model)
         config.overlay(json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": threads}}}}))
@@ -151,18 +154,25 @@ class Genai:
     def _generator(self, length: int) -> Any:
         params = self._library.GeneratorParams(self._model)
         params.set_search_options(do_sample=False, min_length=length, max_length=length)
+        if self._drafts == "ngram":
+            params.set_speculative_options(
+                ngram_size=3, max_draft_tokens=4, ngram_chained_lookup=True, min_adaptive_k=2, cooldown=True
+            )
         return self._library.Generator(self._model, params)
 
 
 class LlamaCpp:
-    """llama.cpp through llama-cpp-python: its usual generator, greedy."""
+    """llama.cpp through llama-cpp-python: its usual generator, greedy; with ``lookup``, its lookup drafts."""
 
-    def __init__(self, model: str, threads: int) -> None:
+    def __init__(self, model: str, threads: int, drafts: str = "") -> None:
         import llama_cpp
+        from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
         self._settings = {"n_ctx": CONTEXT, "n_threads": threads, "n_threads_batch": threads, "verbose": False}
         self._class, self._path = llama_cpp.Llama, model
-        self._model = llama_cpp.Llama(model, **self._settings)
+        # Two tokens: what its documentation advises on processors.
+        drafter = LlamaPromptLookupDecoding(num_pred_tokens=2) if drafts == "lookup" else None
+        self._model = llama_cpp.Llama(model, draft_model=drafter, **self._settings)
 
     def generate(self, prompt: Sequence[int], tokens: int) -> Facts:
         """See :class:`Peer`."""
@@ -184,14 +194,14 @@ class LlamaCpp:
 
 
 class Transformers:
-    """transformers, float32, not compiled, in the leanest greedy loop."""
+    """transformers, float32, not compiled, in the leanest greedy loop; with ``lookup``, its assisted generation."""
 
-    def __init__(self, model: str, threads: int) -> None:
+    def __init__(self, model: str, threads: int, drafts: str = "") -> None:
         import torch
         from transformers import AutoModelForCausalLM
 
         torch.set_num_threads(threads)
-        self._torch = torch
+        self._torch, self._drafts = torch, drafts
         self._model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
 
     def generate(self, prompt: Sequence[int], tokens: int) -> Facts:
@@ -202,6 +212,8 @@ class Transformers:
             watch()
             output = self._model(torch.tensor([list(prompt)]), use_cache=True, logits_to_keep=1)
             watch()
+            if self._drafts == "lookup":
+                return self._assisted(prompt, tokens, watch)
             ids = [int(output.logits[0, -1].argmax())]
             while len(ids) < tokens:
                 newest = torch.tensor([ids[-1:]])
@@ -209,6 +221,22 @@ class Transformers:
                 ids.append(int(output.logits[0, -1].argmax()))
             watch()
         return watch.facts(ids)
+
+    def _assisted(self, prompt: Sequence[int], tokens: int, watch: Stopwatch) -> Facts:
+        """Prompt lookup in its own loop, which reads the prompt once more: that time is taken off."""
+        started = Stopwatch()
+        started()
+        output = self._model.generate(
+            self._torch.tensor([list(prompt)]),
+            do_sample=False,
+            min_new_tokens=tokens,
+            max_new_tokens=tokens,
+            prompt_lookup_num_tokens=4,
+        )
+        started()
+        took, read = started.between(0, 1), watch.between(0, 1)
+        ids = [int(token) for token in output[0, len(prompt) :]]
+        return {"prefill": read, "decode": {clock: took[clock] - read[clock] for clock in took}, "ids": ids}
 
     def negative_log_likelihood(self, ids: Sequence[int]) -> float:
         """See :class:`Peer`."""
@@ -218,11 +246,14 @@ class Transformers:
 
 
 def open_peer(kind: str, model: str, threads: int) -> Peer:
-    """Load a runtime of this kind (``edgeduet greedy``, ``edgeduet p-less``, ``genai``, ``llama.cpp``, ...)."""
-    name, _, sampler = kind.partition(" ")
+    """Load a runtime of this kind.
+
+    ``edgeduet SAMPLER [fast|exact]``, ``genai [ngram]``, ``llama.cpp [lookup]``, ``transformers [lookup]``.
+    """
+    name, _, manner = kind.partition(" ")
     if name == "edgeduet":
-        return EdgeDuet(model, threads, sampler)
-    return {"genai": Genai, "llama.cpp": LlamaCpp, "transformers": Transformers}[name](model, threads)
+        return EdgeDuet(model, threads, manner)
+    return {"genai": Genai, "llama.cpp": LlamaCpp, "transformers": Transformers}[name](model, threads, manner)
 
 
 def memory() -> dict[str, int]:

@@ -15,7 +15,7 @@ from edgeduet_server.deployment.proxy import find_nginx
 from edgeduet_shared.errors import EdgeDuetError
 from live_deployment import Deployment, accuracies, deployed, final_state, simulate, tiny_scenario
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

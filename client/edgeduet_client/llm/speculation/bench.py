@@ -74,12 +74,12 @@ def bench_speculation(
         for place, prompt in enumerate(prompts):
             request = GenerationRequest(**{"seed": number, **asked})
             for contender in contenders:
-                finished = _answer(contender.model, prompt, request)
+                finished = answer_of(contender.model, prompt, request)
                 if number:
                     contender.seconds_per_token.append(finished.seconds_decode / (finished.completion_tokens - 1))
                     contender.finished.append(finished)
             progress(number * len(prompts) + place + 1, total)
-    rows = [_row(contender, contenders[0]) for contender in contenders]
+    rows = [row_of(contender, contenders[0]) for contender in contenders]
     arms = [row for row in rows if row["fixed"]]
     oracle = max(arms, key=lambda row: float(row["ratio"]))
     return {
@@ -145,7 +145,8 @@ def speculation_rows(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
     ]
 
 
-def _answer(model: LocalModel, prompt: Sequence[int], request: GenerationRequest) -> Finished:
+def answer_of(model: LocalModel, prompt: Sequence[int], request: GenerationRequest) -> Finished:
+    """Let ``model`` answer; return how the answer ended."""
     for event in model.generate(prompt, request, clock=time.perf_counter):
         if isinstance(event, Finished):
             return event
@@ -156,7 +157,8 @@ def _with(model: LocalModel, speculator: Speculator) -> LocalModel:
     return replace(model, speculator=speculator)
 
 
-def _row(contender: Contender, plain: Contender) -> dict[str, Any]:
+def row_of(contender: Contender, plain: Contender) -> dict[str, Any]:
+    """Return what a contender reached, compared with plain decoding of the same rounds and prompts."""
     ratios = np.array(plain.seconds_per_token) / np.array(contender.seconds_per_token)
     logs = np.log(ratios)
     resampled = np.random.default_rng(0).choice(logs, (_RESAMPLES, len(logs))).mean(axis=1)

@@ -102,17 +102,7 @@ class Speculator:
         granule = 1 if found is None else found.granule
         named = {drafter.name: drafter for drafter in drafters}
         lengths = {name: lengths_for(drafter, options.lengths, granule) for name, drafter in named.items()}
-        selector = new_selector(
-            options.selector,
-            [NO_DRAFT, *(Arm(name, length) for name in named for length in lengths[name])],
-            options.selector_options,
-            common={
-                "seed": options.seed,
-                "discount": options.discount,
-                "carry_over": options.carry_over,
-                "hysteresis": options.hysteresis,
-            },
-        )
+        selector = _selector_for(options, lengths)
         depth = max((of[-1] for of in lengths.values()), default=1)
         costs = calibrated_costs(
             model.session,
@@ -149,6 +139,27 @@ class Speculator:
             FixedSelector([arm], drafter=arm.drafter or "none", length=arm.length or None),
             self._means.costs,
             invariance=self.invariance,
+        )
+
+    def with_selector(self, name: str, selector_options: Mapping[str, Any] | None = None) -> Speculator:
+        """Return a speculator with the same drafters and costs that another selector rules; not both are used at once.
+
+        Raises:
+            RequestError: no such selector or option.
+        """
+        options = self.options.model_copy(
+            update={"selector": name, "selector_options": dict(selector_options or {}), "trace": None}
+        )
+        lengths = {drafter: self.lengths_of(drafter) for drafter in self.drafters}
+        selector = _selector_for(options, lengths)
+        depth = max((of[-1] for of in lengths.values()), default=1)
+        return Speculator(
+            options,
+            list(self.drafters.values()),
+            selector,
+            self._means.costs,
+            invariance=self.invariance,
+            scoring=scoring_for(options, self.drafters, depth, selector),
         )
 
     @property
@@ -255,6 +266,21 @@ class Speculator:
             failed=counted.failed,
             notes=tuple(notes),
         )
+
+
+def _selector_for(options: SpeculationOptions, lengths: Mapping[str, Sequence[int]]) -> Selector:
+    """Return the configured selector, over no draft and every drafter with each of its lengths."""
+    return new_selector(
+        options.selector,
+        [NO_DRAFT, *(Arm(name, length) for name in lengths for length in lengths[name])],
+        options.selector_options,
+        common={
+            "seed": options.seed,
+            "discount": options.discount,
+            "carry_over": options.carry_over,
+            "hysteresis": options.hysteresis,
+        },
+    )
 
 
 def scoring_for(
