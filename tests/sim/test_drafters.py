@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,7 @@ from edgeduet_shared.method_spec import MethodSpec
 from edgeduet_shared.seeds import derive_seed
 from edgeduet_sim.progress import Silent
 from edgeduet_sim.report import write_report
-from edgeduet_sim.results import Run
+from edgeduet_sim.results import Run, find_runs
 from edgeduet_sim.runner import EngineSetup, make_job, run_all, run_one
 from tiny_llm import TEXT, write_model
 
@@ -236,9 +239,28 @@ def test_a_scenario_without_drafters_is_written_as_before():
     assert "drafter" not in json.loads(Scenario(name="images").model_dump_json())
 
 
+_WITH_WORKERS = """
+import sys
+from pathlib import Path
+from edgeduet_client.drafters import kinds
+from edgeduet_shared.config import Scenario
+from edgeduet_shared.method_spec import MethodSpec
+from edgeduet_sim.progress import Silent
+from edgeduet_sim.runner import EngineSetup, make_job, run_one
+kinds.KINDS["bigram"] = "drafter_bigram:KIND"
+scenario = Scenario.model_validate_json(sys.argv[1])
+run_one(make_job(scenario, MethodSpec("drafter-pool"), 0, Path(sys.argv[2])), EngineSetup(workers=2), Silent())
+"""
+
+
 def test_worker_processes_change_nothing(scenario: Scenario, runs: dict[str, Run], tmp_path: Path):
-    job = make_job(scenario, MethodSpec("drafter-pool"), 0, tmp_path)
-    run = run_one(job, EngineSetup(workers=2), Silent())
+    # In a process of its own: workers are forked there, and know the kind; spawned ones would not.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", _WITH_WORKERS, scenario.model_dump_json(), str(tmp_path)]
+    subprocess.run(command, env=environment, check=True, timeout=300)
+    (run,) = find_runs([tmp_path])
     whole = runs["drafter-pool"]
-    assert run.stages[-1].figures == whole.stages[-1].figures
+    assert {c: dict(f) for c, f in run.stages[-1].figures.items()} == {
+        c: dict(f) for c, f in whole.stages[-1].figures.items()
+    }
     np.testing.assert_array_equal(final_state(run).shared["logits"], final_state(whole).shared["logits"])
