@@ -191,7 +191,8 @@ def acceptance(
     greedy = [text for text in dataset.texts if text.greedy]
     if not greedy:
         raise ModelError("no answer here was written greedily, so drafts cannot be scored on them")
-    data = Positions.of(DrafterDataset(greedy, dataset.tables), depth, answers_only=True)
+    # One further: the last drafted token is compared with the one that follows it in the same text.
+    data = Positions.of(DrafterDataset(greedy, dataset.tables), depth + 1, answers_only=True)
     tensors = {name: torch.from_numpy(values) for name, values in parameters.items()}
     head = torch.from_numpy(dataset.tables.head_NH)
     tried, right = np.zeros(depth), np.zeros(depth)

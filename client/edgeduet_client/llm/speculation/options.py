@@ -24,7 +24,7 @@ class DrafterOptions(BaseModel):
 
     name: str = Field(min_length=1, max_length=64, description="what statistics call it; unique")
     kind: str = Field(
-        min_length=1, description="ngram, recurrent, model, truncated, or a kind another package registers"
+        min_length=1, description="ngram, recurrent, model, truncated, cascade, or a kind another package registers"
     )
     options: dict[str, Any] = Field(default_factory=dict, description="what its kind understands")
 

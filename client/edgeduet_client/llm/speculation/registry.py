@@ -10,6 +10,7 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 
 from edgeduet_client.llm.errors import ModelError, RequestError
+from edgeduet_client.llm.speculation.cascade import KIND as CASCADE
 from edgeduet_client.llm.speculation.drafter import DrafterFactory
 from edgeduet_shared.errors import nearest
 
@@ -29,7 +30,7 @@ BUILT_IN = {
 
 def drafter_kinds() -> list[str]:
     """Return every kind that can be configured."""
-    return sorted({*BUILT_IN, *(entry.name for entry in entry_points(group=GROUP))})
+    return sorted({*BUILT_IN, CASCADE, *(entry.name for entry in entry_points(group=GROUP))})
 
 
 def drafter_factory(kind: str) -> DrafterFactory:

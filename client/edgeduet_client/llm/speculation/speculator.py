@@ -15,6 +15,7 @@ from edgeduet_client.llm.generate import Answer, Clock, Finished, Interruption, 
 from edgeduet_client.llm.kv_cache import KVCache
 from edgeduet_client.llm.model_folder import GRAPH
 from edgeduet_client.llm.session import TargetSession
+from edgeduet_client.llm.speculation import cascade
 from edgeduet_client.llm.speculation.arms import NO_DRAFT, Arm, Round, Selector
 from edgeduet_client.llm.speculation.calibration import calibrated_costs
 from edgeduet_client.llm.speculation.decode import Counted, Means, speculate
@@ -90,10 +91,7 @@ class Speculator:
             ModelError: a drafter cannot be used with this model.
             RequestError: a drafter kind, a selector or one of their options does not exist.
         """
-        drafters = [
-            drafter_factory(chosen.kind).open(chosen.name, chosen.options, model)
-            for chosen in (default_drafters(model) if options.drafters is None else options.drafters)
-        ]
+        drafters = open_drafters(default_drafters(model) if options.drafters is None else options.drafters, model)
         found = None
         files = model.manifest.files
         weights = "".join(files[name].sha256 for name in sorted(files) if name.startswith(GRAPH))
@@ -310,14 +308,37 @@ def lengths_for(drafter: Drafter, lengths: Sequence[int], granule: int) -> list[
     return sorted({min(filled(length + 1, granule) - 1, drafter.longest) for length in lengths})
 
 
+def open_drafters(configured: Sequence[DrafterOptions], model: LocalModel) -> list[Drafter]:
+    """Return the drafters, in their order; a cascade is made of those before it.
+
+    Raises:
+        ModelError: a drafter cannot be used with this model.
+        RequestError: a kind or an option does not exist.
+    """
+    opened: dict[str, Drafter] = {}
+    for chosen in configured:
+        if chosen.kind == cascade.KIND:
+            opened[chosen.name] = cascade.open_cascade(chosen.name, chosen.options, opened)
+        else:
+            opened[chosen.name] = drafter_factory(chosen.kind).open(chosen.name, chosen.options, model)
+    return list(opened.values())
+
+
 def default_drafters(model: LocalModel) -> list[DrafterOptions]:
-    """Return what is used where nothing is configured: lookup, and the trained drafters in the model's folder."""
-    found = [DrafterOptions(name="ngram", kind="ngram")]
+    """Return what is used where nothing is configured.
+
+    That is lookup, the trained drafters in the model's folder, and lookup with each of them behind it.
+    """
+    lookup = DrafterOptions(name="ngram", kind="ngram")
+    trained, cascades = [], []
     folder = model.session.path.parent / DRAFTERS_FOLDER
     for path in sorted(folder.glob("*/drafter.json")):
+        name = path.parent.name
         kind = json.loads(path.read_text("utf-8")).get("kind", "recurrent")
-        found.append(DrafterOptions(name=path.parent.name, kind=kind, options={"path": str(path.parent)}))
-    return found
+        trained.append(DrafterOptions(name=name, kind=kind, options={"path": str(path.parent)}))
+        parts = cascade.SEPARATOR.join([lookup.name, name])
+        cascades.append(DrafterOptions(name=parts, kind=cascade.KIND, options={"parts": parts}))
+    return [lookup, *trained, *cascades]
 
 
 def why_unused(

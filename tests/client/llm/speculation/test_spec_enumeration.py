@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from edgeduet_client.llm.speculation.arms import Arm
+from edgeduet_client.llm.speculation.cascade import CascadeDrafter
 from edgeduet_client.llm.speculation.ngram import NgramDrafter
 from table_model import (
     ScriptedSelector,
@@ -39,12 +40,19 @@ def one_drafter(**settings: Any) -> Callable[[], Mapping[str, Any]]:
     return lambda: {"table": TableDrafter(**settings)}
 
 
+def cascade_of(second: TableDrafter) -> Mapping[str, Any]:
+    lookup = NgramDrafter("lookup", least=2, most=2, eos_ids=[0])
+    return {"lookup": lookup, "second": second, "table": CascadeDrafter("table", [lookup, second])}
+
+
 KINDS: dict[str, Callable[[int], Callable[[], Mapping[str, Any]]]] = {
     "sampled": lambda size: one_drafter(size=size),
     "sampled, nearly certain": lambda size: one_drafter(size=size, sharpness=8.0),
     "sampled, early stop": lambda size: one_drafter(size=size, stop_below=0.55),
     "greedy": lambda size: one_drafter(size=size, certain=True),
     "n-gram": lambda size: lambda: {"table": NgramDrafter("table", least=1, most=2, eos_ids=[0])},
+    "lookup, else sampled": lambda size: lambda: cascade_of(TableDrafter(size, stop_below=0.4)),
+    "lookup, else greedy": lambda size: lambda: cascade_of(TableDrafter(size, certain=True)),
 }
 
 
@@ -83,7 +91,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", ["sampled", "greedy", "n-gram"])
+@pytest.mark.parametrize("kind", ["sampled", "greedy", "n-gram", "lookup, else sampled"])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_every_sampling_setting_holds_at_every_position(name: str, kind: str) -> None:
     size = 3
