@@ -13,6 +13,8 @@ arms    per domain: plain decoding, no draft, every fixed arm and every selector
         nothing before the first prompt of their domain, which is not counted.
 mix     a stream that changes domain every three prompts: selectors keep what they learnt; oracle: the fixed arm that is
         best over the whole stream in hindsight.
+fly     lossy verification beside exact, on the same prompts: lookup drafts of 15 tokens, both entropy modes; how much
+        text they change, and what the model thinks of it.
 peers   processes of their own: ours plain and with the default selector, and the peers, plain and with their own
         speculation. Rows differ in weights' precision: perplexities are in llm_speed_bench.md.
 """
@@ -28,20 +30,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from llm_peer_processes import Entrant, PeerProcess, add_options, in_turn
 from speculation_prompts import DOMAINS
 from speculation_tables import tables
 
+from edgeduet_client.llm.generate import Finished, TextPiece
 from edgeduet_client.llm.local_model import LocalModel
 from edgeduet_client.llm.request import GenerationRequest
+from edgeduet_client.llm.speculation.arms import NO_DRAFT, Arm
 from edgeduet_client.llm.speculation.bench import Contender, answer_of, contenders_of, row_of, step_costs
-from edgeduet_client.llm.speculation.options import SpeculationOptions
+from edgeduet_client.llm.speculation.options import DrafterOptions, FlyOptions, SpeculationOptions
 from edgeduet_client.llm.speculation.selectors import SELECTORS
 from edgeduet_client.llm.speculation.speculator import Speculator
 
-PARTS = ("arms", "mix", "peers")
+PARTS = ("arms", "mix", "fly", "peers")
 TOKENS = 96
 LENGTHS = (1, 2, 3, 4, 6, 8)
+FLY_LENGTH = 15
+"""Long drafts, where fly can help: it needs a window of agreeing tokens behind a mismatch."""
 STREAM_RUN = 3
 """Prompts of one domain in a row in the stream that changes domain."""
 
@@ -101,6 +108,53 @@ def measure_mix(plain: LocalModel, speculator: Speculator, prompts: Mapping[str,
     stream = [prompt for run in runs for prompt in run]
     field = measure(contenders(plain, speculator), stream, uncounted=1, label="mix")
     return {"rows": rows_of(field), "machine": machine_facts()}
+
+
+def measure_fly(plain: LocalModel, prompts: Mapping[str, list[list[int]]]) -> dict[str, Any]:
+    """Return, by domain and way to verify, one entry per prompt (see :func:`fly_answer`)."""
+    ways = {"no draft": lookup_speculator(plain, None).fixed(NO_DRAFT)}
+    for name, entropy in (("exact", None), ("fly, topk", "topk"), ("fly, full-normalised", "full-normalised")):
+        ways[name] = lookup_speculator(plain, entropy).fixed(Arm("ngram", FLY_LENGTH))
+    request = GenerationRequest(sampler="greedy", min_tokens=TOKENS, max_tokens=TOKENS, gate="off")
+    found: dict[str, dict[str, list[dict[str, Any]]]] = {domain: {name: [] for name in ways} for domain in prompts}
+    for domain, of_domain in prompts.items():
+        for number, prompt in enumerate(of_domain):
+            for name in in_turn(list(ways), number):
+                found[domain][name].append(fly_answer(plain, ways[name], prompt, request))
+        print(f"fly: {domain}", file=sys.stderr, flush=True)
+    return {"domains": found, "length": FLY_LENGTH, "machine": machine_facts()}
+
+
+def lookup_speculator(plain: LocalModel, entropy: str | None) -> Speculator:
+    """Return exact mode with lookup alone; verified by fly where ``entropy`` says how it measures uncertainty."""
+    loose = {} if entropy is None else {"verify": "fly", "fly": FlyOptions.model_validate({"entropy": entropy})}
+    lookup = DrafterOptions(name="ngram", kind="ngram")
+    return Speculator.open(plain, SpeculationOptions(mode="exact", lengths=(FLY_LENGTH,), drafters=(lookup,), **loose))
+
+
+def fly_answer(
+    plain: LocalModel, speculator: Speculator, prompt: Sequence[int], request: GenerationRequest
+) -> dict[str, Any]:
+    """Return one answer, what it took, and its mean negative log-likelihood under the model itself."""
+    ids: list[int] = []
+    for event in replace(plain, speculator=speculator).generate(prompt, request):
+        if isinstance(event, TextPiece):
+            ids += event.ids
+        if isinstance(event, Finished):
+            finished = event
+    stats = finished.speculation
+    assert stats is not None
+    rows = range(len(prompt) - 1, len(prompt) + len(ids) - 1)
+    logits = plain.session.prefill([*prompt, *ids], plain.new_cache(), rows=rows).logits.astype(np.float64)
+    peak = logits.max(axis=1)
+    totals = peak + np.log(np.exp(logits - peak[:, None]).sum(axis=1))
+    return {
+        "seconds": finished.seconds_decode / (finished.completion_tokens - 1),
+        "ids": ids,
+        "tokens_a_step": stats.mean_accepted_tokens,
+        "relaxed": stats.relaxed,
+        "nll": float((totals - logits[np.arange(len(ids)), ids]).mean()),
+    }
 
 
 def measure_peers(
@@ -170,6 +224,9 @@ def main() -> None:
         result["about"] = {"model": options.model, "threads": options.threads, "mode": options.mode, "tokens": TOKENS}
         if "peers" in options.parts:
             result["peers"] = measure_peers(peers_of(options), prompts, options.threads, options.models)
+            options.out.write_text(json.dumps(result))
+        if "fly" in options.parts:
+            result["fly"] = measure_fly(plain, prompts)
             options.out.write_text(json.dumps(result))
         for part, measure_part in (("arms", measure_arms), ("mix", measure_mix)):
             if part in options.parts:

@@ -22,7 +22,7 @@ def tables(result: Mapping[str, Any]) -> str:
         f"wall time, mode {about.get('mode')}. This file is generated.",
         "",
     ]
-    for part, written in (("arms", _arms), ("mix", _mix), ("peers", _peers)):
+    for part, written in (("arms", _arms), ("mix", _mix), ("fly", _fly), ("peers", _peers)):
         if part in result:
             lines += [*written(result[part]), ""]
     return "\n".join(lines)
@@ -109,6 +109,58 @@ def _mix(mix: Mapping[str, Any]) -> list[str]:
             )
         )
     return lines
+
+
+def _fly(fly: Mapping[str, Any]) -> list[str]:
+    domains: Mapping[str, Mapping[str, list[dict[str, Any]]]] = fly["domains"]
+    lines = [
+        "## Lossy verification (fly) beside exact",
+        "",
+        f"Load {fly['machine']['load']}. Exact mode, lookup drafts of {fly['length']} tokens. Times no draft: "
+        "geometric mean over prompts; unchanged: answers that equal those of no draft; shared: tokens before the first "
+        "that differs; nats: what the model itself thinks of a token of the answer, beside one of its own greedy one.",
+        "",
+        _row(
+            [
+                "text",
+                "verified",
+                "times no draft",
+                "tokens a step",
+                "relaxed",
+                "unchanged",
+                "shared",
+                "nats, difference",
+            ]
+        ),
+        _rule(8),
+    ]
+    for domain, ways in domains.items():
+        plain = ways["no draft"]
+        for name in (name for name in ways if name != "no draft"):
+            answers = ways[name]
+            pairs = list(zip(plain, answers, strict=True))
+            shared = [_common(one["ids"], other["ids"]) for one, other in pairs]
+            ratio = np.exp(np.mean([np.log(one["seconds"] / other["seconds"]) for one, other in pairs]))
+            lines.append(
+                _row(
+                    [
+                        domain,
+                        name,
+                        f"{ratio:.2f}",
+                        f"{np.mean([answer['tokens_a_step'] for answer in answers]):.2f}",
+                        f"{sum(answer['relaxed'] for answer in answers) / sum(len(a['ids']) for a in answers):.1%}",
+                        f"{sum(one['ids'] == other['ids'] for one, other in pairs)} of {len(pairs)}",
+                        f"{np.mean(shared):.0f}",
+                        f"{np.mean([other['nll'] - one['nll'] for one, other in pairs]):+.3f}",
+                    ]
+                )
+            )
+    return lines
+
+
+def _common(first: Sequence[int], second: Sequence[int]) -> int:
+    """Return how many tokens both begin with."""
+    return next((at for at, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]), len(first))
 
 
 def _peers(peers: Mapping[str, Any]) -> list[str]:
