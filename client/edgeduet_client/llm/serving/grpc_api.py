@@ -233,13 +233,14 @@ def _reply(event: Event, tokenizer: Tokenizer) -> llm_pb2.GenerateReply | None:
             gate_interventions=done.gate_interventions,
             seconds_prefill=done.seconds_prefill,
             seconds_decode=done.seconds_decode,
-            speculation=None if done.speculation is None else _speculation(done.speculation),
+            speculation=None if done.speculation is None else speculation_message(done.speculation),
         )
         return llm_pb2.GenerateReply(choice=event.choice, finished=finished)
     return None
 
 
-def _speculation(stats: SpeculationStats) -> llm_pb2.Speculation:
+def speculation_message(stats: SpeculationStats) -> llm_pb2.Speculation:
+    """Return what speculation did, as the service says it."""
     arms = [
         llm_pb2.SpeculationArm(
             drafter=arm.drafter or "",
@@ -270,9 +271,24 @@ def _speculation(stats: SpeculationStats) -> llm_pb2.Speculation:
         unused=dict(stats.unused),
         failed=dict(stats.failed),
         notes=stats.notes,
+        survival={
+            name: llm_pb2.SpeculationSurvival(
+                starts=known.starts, mean=known.mean, standard_error=known.standard_error, reach=known.reach
+            )
+            for name, known in stats.survival.items()
+        },
     )
     if stats.invariant is not None:
         message.row_invariant = stats.invariant
+    if (best := stats.hindsight) is not None:
+        message.best_fixed_arm.CopyFrom(
+            llm_pb2.SpeculationHindsight(
+                drafter=best.arm.drafter or "",
+                length=best.arm.length,
+                tokens_per_second=best.tokens_per_second,
+                regret_seconds=best.regret_seconds,
+            )
+        )
     return message
 
 

@@ -181,7 +181,7 @@ class Finished(_message.Message):
     def __init__(self, reason: _Optional[_Union[Finished.Reason, str]] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., gate_interventions: _Optional[int] = ..., seconds_prefill: _Optional[float] = ..., seconds_decode: _Optional[float] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ...) -> None: ...
 
 class Speculation(_message.Message):
-    __slots__ = ("mode", "verify", "lossy", "row_invariant", "rounds", "proposed", "evaluated", "accepted", "emitted", "discarded", "relaxed", "switches", "evaluation_share", "arms", "unused", "failed", "notes")
+    __slots__ = ("mode", "verify", "lossy", "row_invariant", "rounds", "proposed", "evaluated", "accepted", "emitted", "discarded", "relaxed", "switches", "evaluation_share", "arms", "unused", "failed", "notes", "survival", "best_fixed_arm")
     class UnusedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -196,6 +196,13 @@ class Speculation(_message.Message):
         key: str
         value: str
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class SurvivalEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: SpeculationSurvival
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[SpeculationSurvival, _Mapping]] = ...) -> None: ...
     MODE_FIELD_NUMBER: _ClassVar[int]
     VERIFY_FIELD_NUMBER: _ClassVar[int]
     LOSSY_FIELD_NUMBER: _ClassVar[int]
@@ -213,6 +220,8 @@ class Speculation(_message.Message):
     UNUSED_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     NOTES_FIELD_NUMBER: _ClassVar[int]
+    SURVIVAL_FIELD_NUMBER: _ClassVar[int]
+    BEST_FIXED_ARM_FIELD_NUMBER: _ClassVar[int]
     mode: str
     verify: str
     lossy: bool
@@ -230,7 +239,33 @@ class Speculation(_message.Message):
     unused: _containers.ScalarMap[str, str]
     failed: _containers.ScalarMap[str, str]
     notes: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, mode: _Optional[str] = ..., verify: _Optional[str] = ..., lossy: bool = ..., row_invariant: bool = ..., rounds: _Optional[int] = ..., proposed: _Optional[int] = ..., evaluated: _Optional[int] = ..., accepted: _Optional[int] = ..., emitted: _Optional[int] = ..., discarded: _Optional[int] = ..., relaxed: _Optional[int] = ..., switches: _Optional[int] = ..., evaluation_share: _Optional[float] = ..., arms: _Optional[_Iterable[_Union[SpeculationArm, _Mapping]]] = ..., unused: _Optional[_Mapping[str, str]] = ..., failed: _Optional[_Mapping[str, str]] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
+    survival: _containers.MessageMap[str, SpeculationSurvival]
+    best_fixed_arm: SpeculationHindsight
+    def __init__(self, mode: _Optional[str] = ..., verify: _Optional[str] = ..., lossy: bool = ..., row_invariant: bool = ..., rounds: _Optional[int] = ..., proposed: _Optional[int] = ..., evaluated: _Optional[int] = ..., accepted: _Optional[int] = ..., emitted: _Optional[int] = ..., discarded: _Optional[int] = ..., relaxed: _Optional[int] = ..., switches: _Optional[int] = ..., evaluation_share: _Optional[float] = ..., arms: _Optional[_Iterable[_Union[SpeculationArm, _Mapping]]] = ..., unused: _Optional[_Mapping[str, str]] = ..., failed: _Optional[_Mapping[str, str]] = ..., notes: _Optional[_Iterable[str]] = ..., survival: _Optional[_Mapping[str, SpeculationSurvival]] = ..., best_fixed_arm: _Optional[_Union[SpeculationHindsight, _Mapping]] = ...) -> None: ...
+
+class SpeculationSurvival(_message.Message):
+    __slots__ = ("starts", "mean", "standard_error", "reach")
+    STARTS_FIELD_NUMBER: _ClassVar[int]
+    MEAN_FIELD_NUMBER: _ClassVar[int]
+    STANDARD_ERROR_FIELD_NUMBER: _ClassVar[int]
+    REACH_FIELD_NUMBER: _ClassVar[int]
+    starts: int
+    mean: _containers.RepeatedScalarFieldContainer[float]
+    standard_error: _containers.RepeatedScalarFieldContainer[float]
+    reach: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, starts: _Optional[int] = ..., mean: _Optional[_Iterable[float]] = ..., standard_error: _Optional[_Iterable[float]] = ..., reach: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class SpeculationHindsight(_message.Message):
+    __slots__ = ("drafter", "length", "tokens_per_second", "regret_seconds")
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    REGRET_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    drafter: str
+    length: int
+    tokens_per_second: float
+    regret_seconds: float
+    def __init__(self, drafter: _Optional[str] = ..., length: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., regret_seconds: _Optional[float] = ...) -> None: ...
 
 class SpeculationArm(_message.Message):
     __slots__ = ("drafter", "length", "rounds", "proposed", "evaluated", "accepted", "emitted", "seconds")

@@ -261,7 +261,7 @@ class _Request:
         began = self.clock()
         scored = self.means.scoring.advance(self.text, seconds, left_out=self.counted.failed, guard=self._survives)
         for one in scored:
-            self.counted.rounds.evidence(one.survival)
+            self.counted.rounds.evidence(one.survival, one.proposed)
             self.means.selector.learn(one.survival, one.proposed, one.start)
         return self.clock() - began
 

@@ -24,6 +24,7 @@ from edgeduet_client.llm.speculation.evaluation_budget import EvaluationBudget
 from edgeduet_client.llm.speculation.invariance import Invariance, cached_invariance, filled
 from edgeduet_client.llm.speculation.options import DrafterOptions, SpeculationOptions
 from edgeduet_client.llm.speculation.registry import drafter_factory
+from edgeduet_client.llm.speculation.regret import hindsight
 from edgeduet_client.llm.speculation.scoring import Scoring
 from edgeduet_client.llm.speculation.selectors import new_selector
 from edgeduet_client.llm.speculation.selectors.fixed import FixedSelector
@@ -238,7 +239,18 @@ class Speculator:
             notes.append(self.invariance.sentence())
         if counted.unfilled:
             notes.append(f"{counted.unfilled} steps at the end of the context were too short to round like the others")
-        survival = rounds.survival()
+        survival, costs = rounds.survival(), self._means.costs
+        length = finished.prompt_tokens + finished.completion_tokens
+        found = None
+        if costs is not None and survival:
+            found = hindsight(
+                survival,
+                {name: self.lengths_of(name) for name in survival},
+                costs,
+                context_length=length,
+                emitted=sum(arm.emitted for arm in rounds.arms()),
+                seconds=sum(sum(arm.seconds.values()) - arm.seconds["sampling"] for arm in rounds.arms()),
+            )
         unused = {}
         for name in self.drafters:
             if not busy and not rounds.proposed_by(name) and name not in counted.failed:
@@ -247,9 +259,9 @@ class Speculator:
                     played=rounds.rounds_of(name),
                     rounds=rounds.rounds,
                     lengths=self.options.lengths,
-                    costs=self._means.costs,
+                    costs=costs,
                     survival=survival.get(name),
-                    context_length=finished.prompt_tokens + finished.completion_tokens,
+                    context_length=length,
                 )
         return SpeculationStats(
             mode=self.options.mode,
@@ -259,6 +271,7 @@ class Speculator:
             switches=rounds.switches,
             decode_seconds=finished.seconds_decode,
             survival=survival,
+            hindsight=found,
             relaxed=counted.relaxed,
             unused=unused,
             failed=counted.failed,

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from edgeduet_client.llm.speculation.regret import Hindsight
 
 PARTS = ("draft", "verify", "catch_up", "sampling", "evaluation")
 """Where the time of a round goes: drafting, the target's step, bringing an idle drafter up to date, distributions and
@@ -60,11 +63,13 @@ class SurvivalStats:
         starts: places it was scored at.
         mean: S(1..K), share of starts whose first k tokens would have been accepted.
         standard_error: of each mean, as if starts were independent (neighbours overlap, so it is a little small).
+        reach: share of its drafts that have at least 1..K tokens.
     """
 
     starts: int
     mean: tuple[float, ...]
     standard_error: tuple[float, ...]
+    reach: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,7 @@ class SpeculationStats:
         switches: rounds whose arm is another than the round before.
         decode_seconds: from the first distribution to the end.
         survival: by drafter.
+        hindsight: the best fixed arm of the request, estimated; ``None`` where costs are not known.
         relaxed: tokens that only ``fly`` let stand.
         unused: configured drafters that proposed nothing, and why.
         failed: drafters that broke down during the request, and how; it went on without them.
@@ -95,6 +101,7 @@ class SpeculationStats:
     switches: int
     decode_seconds: float
     survival: Mapping[str, SurvivalStats] = field(default_factory=dict)
+    hindsight: Hindsight | None = None
     relaxed: int = 0
     unused: Mapping[str, str] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
@@ -180,9 +187,11 @@ class SpeculationStats:
                     "starts": evidence.starts,
                     "mean": [round(value, 4) for value in evidence.mean],
                     "standard_error": [round(value, 4) for value in evidence.standard_error],
+                    "reach": [round(value, 4) for value in evidence.reach],
                 }
                 for name, evidence in self.survival.items()
             },
+            "best_fixed_arm": None if self.hindsight is None else self.hindsight.as_json(),
             "unused": dict(self.unused),
             "failed": dict(self.failed),
             "notes": list(self.notes),
@@ -212,6 +221,7 @@ class RoundCounter:
         self._arms: dict[tuple[str | None, int], dict[str, Any]] = {}
         self._last: tuple[str | None, int] | None = None
         self._survival: dict[str, _RunningMean] = {}
+        self._reach: dict[str, _RunningMean] = {}
         self.switches = 0
 
     def add(
@@ -236,10 +246,12 @@ class RoundCounter:
         for part, value in seconds.items():
             sums["seconds"][part] += value
 
-    def evidence(self, survival: Mapping[str, np.ndarray]) -> None:
-        """Count one start's survival curves, by drafter."""
+    def evidence(self, survival: Mapping[str, np.ndarray], proposed: Mapping[str, int]) -> None:
+        """Count one start: survival curves, and how many tokens would have been proposed, by drafter."""
         for name, curve in survival.items():
-            self._survival.setdefault(name, _RunningMean(len(curve))).add(curve)
+            depth = len(curve)
+            self._survival.setdefault(name, _RunningMean(depth)).add(curve)
+            self._reach.setdefault(name, _RunningMean(depth)).add(np.arange(depth) < proposed[name])
 
     @property
     def rounds(self) -> int:
@@ -261,7 +273,15 @@ class RoundCounter:
 
     def survival(self) -> dict[str, SurvivalStats]:
         """Return the evidence by drafter."""
-        return {name: mean.stats() for name, mean in self._survival.items()}
+        return {
+            name: SurvivalStats(
+                curve.count,
+                tuple(curve.mean.tolist()),
+                tuple(curve.standard_error().tolist()),
+                tuple(self._reach[name].mean.tolist()),
+            )
+            for name, curve in self._survival.items()
+        }
 
 
 class _RunningMean:
@@ -278,7 +298,6 @@ class _RunningMean:
         self.mean += off / self.count
         self._squares += off * (curve - self.mean)
 
-    def stats(self) -> SurvivalStats:
-        variance = self._squares / max(self.count - 1, 1)
-        errors = np.sqrt(variance / self.count)
-        return SurvivalStats(self.count, tuple(self.mean.tolist()), tuple(errors.tolist()))
+    def standard_error(self) -> np.ndarray:
+        variance: np.ndarray = self._squares / max(self.count - 1, 1)
+        return np.sqrt(variance / self.count)

@@ -23,6 +23,7 @@ from edgeduet_client.llm.request import GenerationRequest
 from edgeduet_client.llm.serving import llm_pb2, llm_pb2_grpc
 from edgeduet_client.llm.serving.access import Access
 from edgeduet_client.llm.serving.engine import Engine
+from edgeduet_client.llm.serving.grpc_api import speculation_message
 from edgeduet_client.llm.serving.http_api import make_app
 from edgeduet_client.llm.serving.limits import ServingLimits
 from edgeduet_client.llm.serving.metrics import Metrics
@@ -224,6 +225,31 @@ def test_a_real_server_reports_it_over_grpc_and_at_the_end_of_a_stream(models: P
         assert loaded["drafters"] == ["look"]
 
 
+def test_the_evidence_of_a_request_and_the_best_arm_in_hindsight_go_over_grpc_as_into_json(models: Path) -> None:
+    model = opened(models, drafters=[{"name": "look", "kind": "ngram"}], lengths=[1, 2], eval_budget=0.5)
+    request = GenerationRequest(max_tokens=80, min_tokens=80, sampler="greedy", logit_bias=FEW)
+    *_, finished = model.generate(PROMPT, request)
+    stats = finished.speculation
+    told, written = speculation_message(stats), stats.as_json()
+    (name,) = told.survival
+    assert name == "look"
+    known = written["survival"][name]
+    assert told.survival[name].starts == known["starts"] > 0
+    for part in ("mean", "standard_error", "reach"):
+        assert [round(value, 4) for value in getattr(told.survival[name], part)] == known[part]
+    assert all(mean <= reach for mean, reach in zip(known["mean"], known["reach"], strict=True))
+    best = written["best_fixed_arm"]
+    assert (told.best_fixed_arm.drafter or None, told.best_fixed_arm.length) == (best["drafter"], best["length"])
+    assert round(told.best_fixed_arm.regret_seconds, 6) == best["regret_seconds"]
+
+
+def test_without_evidence_no_best_arm_is_named(models: Path) -> None:
+    model = opened(models, selector="fixed", drafters=[{"name": "look", "kind": "ngram"}])
+    *_, finished = model.generate(PROMPT, GenerationRequest(max_tokens=20, min_tokens=20, sampler="greedy"))
+    assert finished.speculation.as_json()["best_fixed_arm"] is None
+    assert not speculation_message(finished.speculation).HasField("best_fixed_arm")
+
+
 def command(models: Path, *arguments: str, stdin: str = "", code: int = 0) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
         [*COMMAND, "llm", *arguments, "--models", str(models), "--threads", "1"],
@@ -331,7 +357,7 @@ def test_the_reason_why_a_drafter_was_not_used_comes_from_the_costs() -> None:
     assert "a plain step takes 10.0 ms and one with a drafted token 14.0 ms" in reason()
     assert "more than 40% of its first tokens" in reason()
     assert reason().endswith("it was not scored yet")
-    poor = reason(survival=SurvivalStats(64, (0.3, 0.1, 0.0, 0.0), (0.1,) * 4))
+    poor = reason(survival=SurvivalStats(64, (0.3, 0.1, 0.0, 0.0), (0.1,) * 4, (1.0,) * 4))
     assert poor.endswith("here 30% would have been, at best 0.93x plain decoding")
     assert reason(played=3) == "it was asked in 3 rounds and found nothing to propose"
     assert reason(rounds=0) == "the answer ended with its first token"
