@@ -197,5 +197,5 @@ def main(grid: Grid, context: Context) -> None:
         ),
         seed=seed,
         resume=bool(config.get("resume", False)),
-        evaluate_global=lambda state, stage: {"norm": float(np.linalg.norm(state.shared["w"]))},
+        evaluate_global=lambda state, stage, replies: {"norm": float(np.linalg.norm(state.shared["w"]))},
     )

@@ -26,15 +26,16 @@ import torch
 from flwr.app import Context, Message
 from torch import Tensor
 
-from edgeduet_client.device.training_rules import device_rules
+from edgeduet_client.device.training_rules import TrainingRules, device_rules
 from edgeduet_client.fisher import diagonal_fisher
 from edgeduet_client.local_training import Job, Trained, encode_images, train_clients
 from edgeduet_client.personal_store import AFTER_STAGE, Arrays, DiskStore, MemoryStore, PersonalStore
 from edgeduet_client.prompt_usage import prompt_usage
 from edgeduet_client.prototypes import Prototypes, memorise, recall
+from edgeduet_shared.data.own_images import client_folder
 from edgeduet_shared.duet import DuetModel, Params
 from edgeduet_shared.evaluation import evaluate_held_out, evaluate_rows, merged_params, predictor
-from edgeduet_shared.experiment import Experiment, experiment_for
+from edgeduet_shared.experiment import Experiment, OwnExperiment, experiment_for
 from edgeduet_shared.messages import EvaluateReply, EvaluateRequest, TrainReply, TrainRequest, decode, encode
 from edgeduet_shared.plan import Group, LocalPlan
 from edgeduet_shared.privacy import clip_and_noise, privatise_update
@@ -72,11 +73,29 @@ def client_of(context: Context) -> Client:
     if rules is not None:
         rules.check_run(config)
         config = replace(config, personal_dir=str(rules.personal))
+    partition = int(context.node_config["partition-id"])
     experiment = experiment_for(config.scenario_json, config.seed, config.split_file)
+    if experiment.scenario.data.on_devices:
+        experiment = _own_experiment(experiment, partition, rules)
     store: PersonalStore = _disk_store(config.personal_dir) if config.personal_dir else _MEMORY
     if not config.personal_dir:
         _MEMORY.open(config.run_name)
-    return Client(int(context.node_config["partition-id"]), experiment, experiment.seed, config.run_name, store)
+    return Client(partition, experiment, experiment.seed, config.run_name, store)
+
+
+def _own_experiment(shared: Experiment, partition: int, rules: TrainingRules | None) -> Experiment:
+    """Return what this client sees where images lie on the devices: of a simulated one, a folder of its own."""
+    data = shared.scenario.data
+    if rules is None:
+        return _own(shared, partition, client_folder(data.source, partition), None)
+    images, labels = rules.images()
+    return _own(shared, partition, images, labels)
+
+
+# Clients of a simulation share a process. On a device every message is a process, so new images take part.
+@lru_cache(maxsize=1024)
+def _own(shared: Experiment, partition: int, folder: Path, labels: Path | None) -> Experiment:
+    return OwnExperiment(shared, partition, folder, labels)
 
 
 def personal_snapshot() -> MemoryStore:
@@ -322,6 +341,8 @@ def handle_evaluate(message: Message, context: Context) -> Message:
     personal = predictor(model, own, classes, contexts_MLW=contexts, mix=plan.mix)
     shared = predictor(model, general, classes)
     mine = [rows[client.partition] for rows in split.client_test]
+    # Where images lie on the devices, nothing is common.
+    common = [] if experiment.scenario.data.on_devices else split.test
     held_out = evaluate_held_out(personal, experiment, plan.parts)
     reply = EvaluateReply(
         client=client.partition,
@@ -330,11 +351,11 @@ def handle_evaluate(message: Message, context: Context) -> Message:
         shared=evaluate_rows(shared, experiment, plan.parts, stage, mine),
         totals=tuple(len(rows) for rows in mine),
         personal_common=(
-            evaluate_rows(personal, experiment, plan.parts, stage, split.test)
-            if request.common
-            else (-1,) * len(split.test)
+            evaluate_rows(personal, experiment, plan.parts, stage, common)
+            if request.common and common
+            else (-1,) * len(split.tasks)
         ),
-        common_totals=tuple(len(rows) for rows in split.test),
+        common_totals=tuple(len(rows) for rows in common) or (0,) * len(split.tasks),
         held_out=held_out[0],
         held_out_total=held_out[1],
         seconds=time.perf_counter() - started,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from edgeduet_server.recorder import Listener
     from edgeduet_server.registry.recorded_run import RecordedRun
     from edgeduet_server.strategies.strategy import ServerState
+    from edgeduet_shared.messages import EvaluateReply
 
 log = logging.getLogger("edgeduet.server")
 
@@ -106,10 +107,10 @@ def _serve(
     # A drafter is judged on texts, which no server holds.
     evaluate = GlobalEvaluation(experiment, strategy) if config.scenario.learns == "classifier" else None
 
-    def after_stage(state: ServerState, stage: int) -> Mapping[str, Any] | None:
+    def after_stage(state: ServerState, stage: int, replies: Sequence[EvaluateReply]) -> Mapping[str, Any] | None:
         if record is not None:
             record.keep_model(state, stage, {} if evaluate is None else evaluate.describe(stage))
-        return None if evaluate is None else evaluate(state, stage)
+        return None if evaluate is None else evaluate(state, stage, replies)
 
     if record is not None:
         record.describe(tasks=list(experiment.task_names))

@@ -1,17 +1,19 @@
-"""Accuracy of the plain global model on the common test sets, after each stage.
+"""Accuracy of the plain global model after each stage.
 
-The server of a simulation holds all images. A server of real devices holds none: it leaves this out.
+Where the server has the scenario's images, on the common test sets. Where they lie on the devices, every client counts
+on its own test images, and the counts are added up.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edgeduet_server.strategies.strategy import ServerState, Strategy
 from edgeduet_shared.evaluation import evaluate_held_out, evaluate_rows, predictor
 from edgeduet_shared.experiment import Experiment
+from edgeduet_shared.messages import EvaluateReply
 
 
 class GlobalEvaluation:
@@ -34,13 +36,15 @@ class GlobalEvaluation:
             "seen": json.dumps([int(label) for label in split.seen_classes(stage)]),
         }
 
-    def __call__(self, state: ServerState, stage: int) -> Mapping[str, Any]:
+    def __call__(self, state: ServerState, stage: int, replies: Sequence[EvaluateReply]) -> Mapping[str, Any]:
         """Return ``correct`` and ``totals`` per task (all T tasks, trained or not), and for held-out classes.
 
         -1 stands for what does not exist: all of it where the method has no global model, ``held_out`` where
         the scenario holds no classes out.
         """
         experiment, parts = self._experiment, self._strategy.parts
+        if experiment.scenario.data.on_devices:
+            return self._added_up(replies)
         split, model = experiment.split, experiment.model(parts)
         totals = [len(rows) for rows in split.test]
         if not self._strategy.has_global_model:
@@ -53,3 +57,15 @@ class GlobalEvaluation:
             "held_out": held_out,
             "held_out_total": held_out_total,
         }
+
+    def _added_up(self, replies: Sequence[EvaluateReply]) -> Mapping[str, Any]:
+        """As :meth:`__call__`, over the own test images of the clients that answered.
+
+        Classes held out are scored by clients for their personal models only.
+        """
+        tasks = len(self._experiment.split.tasks)
+        totals = [sum(reply.totals[task] for reply in replies) for task in range(tasks)]
+        correct = [-1] * tasks
+        if self._strategy.has_global_model:
+            correct = [sum(reply.shared[task] for reply in replies) for task in range(tasks)]
+        return {"correct": correct, "totals": totals, "held_out": -1, "held_out_total": 0}

@@ -85,8 +85,8 @@ class RoundStrategy(Protocol[StateT]):
         ...
 
 
-EvaluateGlobal = Callable[[Any, int], Mapping[str, Any] | None]
-"""(state, stage) -> JSON results of the global model on the common test sets, or None."""
+EvaluateGlobal = Callable[[Any, int, Sequence[EvaluateReply]], Mapping[str, Any] | None]
+"""(state, stage, clients' replies) -> JSON results of the global model, or None."""
 
 MakeStrategy = Callable[[Scenario], RoundStrategy[Any]]
 """Returns the method's strategy under changed settings."""
@@ -448,7 +448,7 @@ class _Loop:
             for reply, client in zip(answers.replies, answers.clients, strict=True)
             if (reply.client, reply.stage) == (client, stage)
         ]
-        common = self._evaluate_global(state, stage) if self._evaluate_global else None
+        common = self._evaluate_global(state, stage, replies) if self._evaluate_global else None
         wanted = set(range(self._federation.clients)) - self._excluded
         absent = sorted(wanted - {reply.client for reply in replies})
         if requests and absent:

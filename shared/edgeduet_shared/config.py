@@ -42,13 +42,25 @@ class DataConfig(Section):
     source: str = Field(
         "world",
         description="'world' (generated, always works), 'folder:PATH' (root/[domain/]class/*.jpg), "
-        "'torchvision:NAME:ROOT' (already on disk) or 'hub:NAME' (Hugging Face data set)",
+        "'torchvision:NAME:ROOT' (already on disk), 'hub:NAME' (Hugging Face data set), or 'device': every client its "
+        "own images ('device:ROOT' in a simulation: client c has the c-th folder of ROOT)",
     )
     test_fraction: float = Field(0.3, gt=0, lt=1, description="share of each (domain, class) kept for testing")
     max_per_class: int = Field(0, ge=0, description="at most this many images per (domain, class); 0 = all")
     skip_corrupt: bool = Field(False, description="leave out unreadable images (counted) instead of stopping")
     domains: tuple[str, ...] = Field((), description="use only these domains, in this order; empty = all, sorted")
     classes: tuple[str, ...] = Field((), description="use only these classes; empty = all, sorted")
+
+    @property
+    def on_devices(self) -> bool:
+        """Whether every client has images of its own, which nobody else sees."""
+        return self.source.partition(":")[0] == "device"
+
+    @model_validator(mode="after")
+    def _classes_are_said(self) -> DataConfig:
+        if self.on_devices and not self.classes:
+            raise ValueError("source = 'device' needs classes: no one sees all images, so the scenario names them")
+        return self
 
 
 class StreamConfig(Section):
@@ -255,6 +267,15 @@ class Scenario(Section):
     federation: FederationConfig = FederationConfig()
     privacy: PrivacyConfig = PrivacyConfig()
     drafter: DrafterConfig = DrafterConfig()
+
+    @model_validator(mode="after")
+    def _domains_are_said(self) -> Scenario:
+        if self.data.on_devices and self.stream.kind == "domain-incremental" and len(self.data.domains) < 2:
+            raise ValueError(
+                "data.source = 'device' with stream.kind = 'domain-incremental' needs two or more data.domains, the "
+                "names of the devices' domain folders; or take stream.kind = 'class-incremental'"
+            )
+        return self
 
     @property
     def learns(self) -> Literal["classifier", "drafter"]:

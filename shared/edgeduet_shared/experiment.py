@@ -19,6 +19,7 @@ from edgeduet_shared.backbone import Backbone, load_backbone
 from edgeduet_shared.config import Scenario, parse
 from edgeduet_shared.data.features import FeatureCache
 from edgeduet_shared.data.image_table import ImageTable
+from edgeduet_shared.data.own_images import declared_split, declared_table, own_split, own_table
 from edgeduet_shared.data.sources import load_table
 from edgeduet_shared.data.split import Split, build_split, load_split
 from edgeduet_shared.duet import DuetModel
@@ -54,12 +55,16 @@ class Experiment:
 
     @cached_property
     def table(self) -> ImageTable:
-        """All images of the scenario."""
+        """All images of the scenario; none where they lie on the devices."""
+        if self.scenario.data.on_devices:
+            return declared_table(self.scenario.data)
         return load_table(self.scenario.data, seed=self.seed)
 
     @cached_property
     def split(self) -> Split:
-        """Tasks and who holds what."""
+        """Tasks and who holds what; of images on devices, only the tasks are known."""
+        if self.scenario.data.on_devices:
+            return declared_split(self.scenario, self.seed)
         if self._split_file is not None and self._split_file.exists():
             split = load_split(self._split_file)
             split.check_table(self.table)
@@ -106,6 +111,43 @@ class Experiment:
         """Return (features, labels) of some rows of the table as float32 and int64 tensors."""
         features = self.features(parts)[rows].astype(np.float32)
         return torch.from_numpy(features), torch.from_numpy(self.split.labels[rows])
+
+
+class OwnExperiment(Experiment):
+    """What one client sees of a scenario whose images lie on the devices: its own, and what all share.
+
+    Args:
+        shared: the experiment of the scenario; backbone and model structures are taken from it.
+        client: whose images these are.
+        folder: where they are.
+        labels: file that says what they show; ``None``: the names of folders say it.
+    """
+
+    def __init__(self, shared: Experiment, client: int, folder: Path, labels: Path | None = None) -> None:
+        super().__init__(shared.scenario, shared.seed, progress=shared._progress)
+        self._shared = shared
+        self._client = client
+        self._folder = folder
+        self._labels = labels
+
+    @cached_property
+    def table(self) -> ImageTable:
+        """The client's images."""
+        return own_table(self.scenario.data, self._folder, seed=self.seed, labels=self._labels)
+
+    @cached_property
+    def split(self) -> Split:
+        """The tasks of all, with the images of this client."""
+        return own_split(self.table, self.scenario, self.seed, client=self._client)
+
+    @property
+    def backbone(self) -> Backbone:
+        """The frozen CLIP, one for all clients of a process."""
+        return self._shared.backbone
+
+    def model(self, parts: Parts) -> DuetModel:
+        """Return the model structure with ``parts``, one for all clients of a process."""
+        return self._shared.model(parts)
 
 
 @lru_cache(maxsize=2)

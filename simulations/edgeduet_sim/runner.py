@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import shutil
@@ -16,15 +17,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from edgeduet_server.app import serve
 from edgeduet_server.recorder import Listener
 from edgeduet_server.strategies.catalogue import make_strategy
 from edgeduet_server.strategies.strategy import Strategy
 from edgeduet_shared.config import Scenario
+from edgeduet_shared.data.own_images import client_folder
 from edgeduet_shared.data.split import save_split
 from edgeduet_shared.errors import ConfigError, EdgeDuetError, RunStopped, nearest
 from edgeduet_shared.evaluation import evaluate_held_out, evaluate_rows, predictor
-from edgeduet_shared.experiment import Experiment, experiment_for
+from edgeduet_shared.experiment import Experiment, OwnExperiment, experiment_for
 from edgeduet_shared.method_spec import MethodSpec
 from edgeduet_shared.metrics import METRICS, format_value
 from edgeduet_shared.plan import Parts
@@ -196,11 +200,14 @@ def _prepare(
     """Load what the run needs, say what it will be, and write its configuration."""
     if job.scenario.learns == "drafter":
         return _prepare_drafters(job, strategy, folder, setup, narrator, command)
-    scenario, split, table = job.scenario, experiment.split, experiment.table
-    if table.skipped:
-        narrator.message(f"left out {table.skipped} images that cannot be read (--skip-corrupt)")
-    experiment.features(strategy.parts)
-    reference = zero_shot_reference(experiment)
+    scenario, split = job.scenario, experiment.split
+    views = client_views(experiment)
+    skipped = sum(view.table.skipped for view in views)
+    if skipped:
+        narrator.message(f"left out {skipped} images that cannot be read (--skip-corrupt)")
+    for view in views:
+        view.features(strategy.parts)
+    reference = zero_shot_reference(views)
     budget = count_budget(strategy, len(split.tasks))
     narrator.message(f"{job.name}\n{budget.text()}")
     title = RunTitle(
@@ -223,15 +230,16 @@ def _prepare(
                 "split": split.digest,
                 "data": {
                     "source": scenario.data.source,
-                    "fingerprint": table.fingerprint,
-                    "images": len(table),
-                    "classes": len(table.class_names),
-                    "domains": list(table.domain_names),
-                    "skipped": table.skipped,
+                    "fingerprint": _fingerprint(views),
+                    "images": sum(len(view.table) for view in views),
+                    "classes": len(experiment.table.class_names),
+                    "domains": list(experiment.table.domain_names),
+                    "skipped": skipped,
                 },
                 "tasks": list(title.tasks),
                 "client_images": [
-                    sum(len(task[client]) for task in split.train) for client in range(scenario.federation.clients)
+                    sum(len(task[client]) for view in views for task in view.split.train)
+                    for client in range(scenario.federation.clients)
                 ],
                 "parameters": budget.as_record(),
                 "zero_shot": reference,
@@ -275,18 +283,34 @@ def _identity(job: Job, setup: EngineSetup, command: Sequence[str]) -> dict[str,
     }
 
 
-def zero_shot_reference(experiment: Experiment) -> dict[str, Any]:
+def client_views(experiment: Experiment) -> list[Experiment]:
+    """Return the experiments that hold images: the one of all clients, or one each where images lie on the devices."""
+    if not experiment.scenario.data.on_devices:
+        return [experiment]
+    clients, source = range(experiment.scenario.federation.clients), experiment.scenario.data.source
+    return [OwnExperiment(experiment, client, client_folder(source, client)) for client in clients]
+
+
+def _fingerprint(views: Sequence[Experiment]) -> str:
+    """Identify the images of a run."""
+    if len(views) == 1:
+        return views[0].table.fingerprint
+    return hashlib.sha256("".join(view.table.fingerprint for view in views).encode()).hexdigest()[:16]
+
+
+def zero_shot_reference(views: Sequence[Experiment]) -> dict[str, Any]:
     """Count what the frozen backbone with the hand-written template gets right: b_j, and held-out classes.
 
     Task j is scored over the classes of tasks 0..j.
     """
-    parts, split = Parts(), experiment.split
-    predict = predictor(experiment.model(parts), {}, len(split.class_names))
-    correct = evaluate_rows(predict, experiment, parts, 0, split.test)
+    parts, split = Parts(), views[0].split
+    predict = predictor(views[0].model(parts), {}, len(split.class_names))
+    correct = np.sum([evaluate_rows(predict, view, parts, 0, view.split.test) for view in views], axis=0)
+    held_out = [evaluate_held_out(predict, view, parts) for view in views]
     return {
-        "correct": list(correct),
-        "totals": [len(rows) for rows in split.test],
-        "held_out": list(evaluate_held_out(predict, experiment, parts)),
+        "correct": correct.tolist(),
+        "totals": np.sum([[len(rows) for rows in view.split.test] for view in views], axis=0).tolist(),
+        "held_out": held_out[0] if len(views) == 1 else [-1, 0],
     }
 
 

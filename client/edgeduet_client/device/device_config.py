@@ -62,20 +62,36 @@ class ServerSection(_Section):
 
 
 class DataSection(_Section):
-    """What this device trains on: its share of the data set of the run."""
+    """What this device trains on: images of its own, or its share of the data set of the run."""
 
     partition: int = Field(default=0, ge=0, description="Which share of the run's data is this device's, from 0")
     partitions: int = Field(default=1, ge=1, le=100_000, description="Number of shares; the runs' number of clients")
+    images: str = Field(
+        default="",
+        description="Folder with this device's own images, class/*.jpg or domain/class/*.jpg, for runs whose source "
+        "is 'device'; new images take part from the next message on; empty = it takes part in no such run",
+    )
+    labels: str = Field(
+        default="",
+        description="CSV file with the columns file, class (and domain) that says what the images show; empty = the "
+        "names of their folders say it",
+    )
     sources: list[str] = Field(
-        default=["world"],
-        description="Data sources a run may use here, exactly as scenarios write them (world, folder:PATH); runs that "
-        "name others are refused, so that no server decides which files of this device are read",
+        default=["world", "device"],
+        description="Data sources a run may use here, exactly as scenarios write them (world, device, folder:PATH); "
+        "runs that name others are refused, so that no server decides which files of this device are read",
     )
 
     @model_validator(mode="after")
     def _share_exists(self) -> DataSection:
         if self.partition >= self.partitions:
             raise ValueError(f"partition must be below partitions = {self.partitions}, got {self.partition}")
+        return self
+
+    @model_validator(mode="after")
+    def _labels_belong_to_images(self) -> DataSection:
+        if self.labels and not self.images:
+            raise ValueError("labels says what images show, but images is empty; name the folder too")
         return self
 
 
@@ -169,6 +185,13 @@ class DeviceConfig(_Section):
     def folder(self, name: str) -> Path:
         """Return a folder of the home."""
         return self.home / name
+
+    def own_images(self) -> tuple[Path, Path | None] | None:
+        """Return the folder of the device's own images and its labels file; relative paths begin at the home."""
+        if not self.data.images:
+            return None
+        labels = self.home / Path(self.data.labels).expanduser() if self.data.labels else None
+        return self.home / Path(self.data.images).expanduser(), labels
 
 
 def load_device_config(home: Path) -> DeviceConfig:

@@ -21,6 +21,7 @@ from edgeduet_client.device.exit_reasons import explain_exit
 from edgeduet_client.device.server_probe import ServerAnswer, ask_server, judge_clock, unverified_skew
 from edgeduet_client.device.supervisor import CONNECTED, KIND, free_port, supernode_command, supernode_environment
 from edgeduet_shared.atomic_files import atomic_write_bytes
+from edgeduet_shared.data.own_images import count_images
 from edgeduet_shared.enrolment import public_key_text
 from edgeduet_shared.errors import ConfigError, EdgeDuetError, FederationError, StateError
 from edgeduet_shared.supervision.child import end_family
@@ -58,6 +59,7 @@ def examine(config: DeviceConfig) -> list[Finding]:
         _tried("authority", lambda: _authority(config)),
         _tried("programs", lambda: _programs(config)),
         _tried("classifier", lambda: _classifier(config)),
+        _tried("own images", lambda: _own_images(config)),
     ]
     return [*findings, *_about_server(config)]
 
@@ -116,6 +118,16 @@ def _free_memory() -> str:
             f"{available / 1e6:.0f} MB are available, training needs {LEAST_MEMORY / 1e6:.0f}; end other programs"
         )
     return f"{available / 1e9:.1f} GB"
+
+
+def _own_images(config: DeviceConfig) -> str:
+    found = config.own_images()
+    if found is None:
+        return "none; runs with data.source = 'device' are refused"
+    counts = count_images(*found)
+    shown = ", ".join(f"{name} ({count})" for name, count in list(counts.items())[:6])
+    more = f" and {len(counts) - 6} more" if len(counts) > 6 else ""
+    return f"{sum(counts.values())} in {found[0]}: {shown}{more}"
 
 
 def _identity(config: DeviceConfig) -> str:

@@ -37,6 +37,20 @@ class TrainingRules:
         """Where the personal classifier is kept."""
         return self.config.folder("classifier")
 
+    def images(self) -> tuple[Path, Path | None]:
+        """Return the folder of the device's own images, and its labels file if it has one.
+
+        Raises:
+            ConfigError: the device has none.
+        """
+        found = self.config.own_images()
+        if found is None:
+            raise ConfigError(
+                f"device {self._name}: the run trains on devices' own images and this device names none; set [data] "
+                "images in its device.toml"
+            )
+        return found
+
     def check_run(self, run: RunConfig) -> None:
         """Refuse a run that would read files this device does not offer.
 

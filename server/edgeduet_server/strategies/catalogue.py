@@ -81,4 +81,9 @@ def make_strategy(method: str, options: Mapping[str, Any], scenario: Scenario, e
             f"method '{method}' trains a {kind.learns}, scenario '{scenario.name}' a {scenario.learns}; "
             f"use one of {', '.join(methods_for(scenario))}"
         )
+    if scenario.data.on_devices and kind in (Centralised, Joint):
+        raise ConfigError(
+            f"method '{method}' trains on all images in one place, and with data.source = 'device' they never leave "
+            "their clients; choose another method"
+        )
     return kind(parse(kind.options_type, options, f"method '{method}'"), scenario, experiment)

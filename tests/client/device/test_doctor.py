@@ -30,6 +30,7 @@ from edgeduet_client.device.server_probe import ask_server, diagnose, judge_cloc
 from edgeduet_server.deployment.pki import Pki
 from edgeduet_shared.errors import FederationError, StateError
 from edgeduet_shared.versions import HEADER, installed_versions, parse_versions, versions_text
+from own_image_folders import write_images
 
 
 @pytest.fixture(scope="module")
@@ -182,3 +183,18 @@ def test_the_command_exits_with_2_and_names_every_finding(device: Callable[..., 
     bad = CliRunner().invoke(app, ["doctor", str(home), "--json"])
     assert bad.exit_code == 2
     assert [entry["what"] for entry in json.loads(bad.output) if entry["problem"]] == ["server"]
+
+
+def test_the_devices_own_images_are_counted_and_a_missing_folder_is_named(
+    device: Callable[..., DeviceConfig], tmp_path: Path
+) -> None:
+    config = device(1)
+
+    def found(images: str) -> Finding:
+        changed = config.model_copy(update={"data": config.data.model_copy(update={"images": images})})
+        return next(finding for finding in examine(changed) if finding.what == "own images")
+
+    write_images(tmp_path / "pictures", {"circle": 3, "star": 2})
+    assert found("").detail.startswith("none")
+    assert found(str(tmp_path / "pictures")).detail.endswith("circle (3), star (2)")
+    assert "no such folder" in found(str(tmp_path / "gone")).problem

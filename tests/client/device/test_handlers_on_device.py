@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,17 @@ from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 from PIL import Image
 
+from edgeduet_client import handlers
 from edgeduet_client.classifier.classifier_folder import ERROR_FILE, ClassifierFolder
 from edgeduet_client.classifier.classifying import Classifier
-from edgeduet_client.device.device_config import CONFIG_FILE, DeviceConfig, PrivacySection, write_device_config
+from edgeduet_client.device import training_rules
+from edgeduet_client.device.device_config import (
+    CONFIG_FILE,
+    DataSection,
+    DeviceConfig,
+    PrivacySection,
+    write_device_config,
+)
 from edgeduet_client.device.training_rules import HOME_VARIABLE
 from edgeduet_client.handlers import client_of, handle_evaluate, handle_train
 from edgeduet_server.strategies.catalogue import make_strategy
@@ -23,6 +32,7 @@ from edgeduet_shared.experiment import Experiment, experiment_for
 from edgeduet_shared.messages import EvaluateReply, EvaluateRequest, TrainReply, TrainRequest, decode, encode
 from edgeduet_shared.plan import LocalPlan
 from edgeduet_shared.run_config import RunConfig
+from own_image_folders import write_images
 
 SCENARIO = Scenario.model_validate(
     {
@@ -132,3 +142,57 @@ def test_a_device_reads_no_folder_it_did_not_offer(home: Path) -> None:
     asked = RunConfig(Scenario.model_validate(values), "fed-duet", run_name="run").to_flower()
     with pytest.raises(ConfigError, match="not allowed"):
         client_of(Context(1, 1, {"partition-id": 0}, RecordDict(), asked))
+
+
+# -- images of the device's own ------------------------------------------------------------------------
+
+OWN = RunConfig(
+    Scenario.model_validate(SCENARIO.model_dump() | {"data": {"source": "device", "classes": ["circle", "star"]}}),
+    "fed-duet",
+    run_dir=Path("/nonexistent"),
+    run_name="own",
+)
+
+
+def own_context() -> Context:
+    return Context(1, 1, {"partition-id": 1}, RecordDict(), OWN.to_flower())
+
+
+def set_images(home: Path, images: str, labels: str = "") -> None:
+    write_device_config(DeviceConfig(data=DataSection(images=images, labels=labels)), home / CONFIG_FILE)
+    # As for every message on a device: a new process.
+    training_rules._rules.cache_clear()
+    handlers._own.cache_clear()
+
+
+def test_a_device_reads_its_own_folder_and_what_came_since_the_last_message(home: Path) -> None:
+    write_images(home / "pictures", {"circle": 5})
+    set_images(home, "pictures")
+    before = client_of(own_context()).experiment
+    assert len(before.table) == 5
+    assert sum(len(task[1]) for task in before.split.train) + sum(len(rows) for rows in before.split.test) == 5
+    write_images(home / "pictures", {"star": 3})
+    set_images(home, "pictures")
+    assert len(client_of(own_context()).experiment.table) == 8
+
+
+def test_a_labels_file_of_the_device_is_used(home: Path) -> None:
+    write_images(home / "pictures", {"circle": 2})
+    (home / "labels.csv").write_text("file,class\ncircle/0000.png,star\n")
+    set_images(home, "pictures", "labels.csv")
+    table = client_of(own_context()).experiment.table
+    assert [table.class_names[label] for label in table.labels] == ["star"]
+
+
+def test_a_device_without_images_of_its_own_says_what_to_set(home: Path) -> None:
+    set_images(home, "")
+    with pytest.raises(ConfigError, match=r"set \[data\] images in its device.toml"):
+        client_of(own_context())
+
+
+def test_no_server_names_the_folder(home: Path) -> None:
+    set_images(home, "pictures")
+    data = OWN.scenario.data.model_copy(update={"source": "device:/etc"})
+    run = replace(OWN, scenario=OWN.scenario.model_copy(update={"data": data}))
+    with pytest.raises(ConfigError, match="is not allowed here"):
+        client_of(Context(1, 1, {"partition-id": 1}, RecordDict(), run.to_flower()))
