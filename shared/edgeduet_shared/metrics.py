@@ -58,7 +58,7 @@ def mean(values: npt.ArrayLike, weights: npt.ArrayLike | None = None) -> float:
     return float(np.sum(v[exists] * w[exists]) / np.sum(w[exists]))
 
 
-def stage_accuracies(matrix_TT: npt.ArrayLike, kind: Kind, counts_T: npt.ArrayLike | None = None) -> Values:
+def stage_accuracies(matrix_TT: npt.ArrayLike, kind: Kind, counts: npt.ArrayLike | None = None) -> Values:
     """Return A_T: accuracy over all tasks seen so far, after each stage.
 
     Class-incremental: ``A_i = sum_{j<=i} n_j R[i, j] / sum_{j<=i} n_j`` (accuracy on the union of the
@@ -67,18 +67,20 @@ def stage_accuracies(matrix_TT: npt.ArrayLike, kind: Kind, counts_T: npt.ArrayLi
     Args:
         matrix_TT: accuracy matrix.
         kind: which of the two rules.
-        counts_T: test images per task; needed for class-incremental.
+        counts: test images per task (T,), or per stage and task (T, T) where they change; needed for
+            class-incremental.
     """
     r = _square(matrix_TT)
     weights: Values | None = None
     if kind == "class-incremental":
-        if counts_T is None:
+        if counts is None:
             raise ValueError("class-incremental stage accuracy needs the number of test images of each task")
-        weights = np.asarray(counts_T, dtype=np.float64)
-        if weights.shape != (len(r),):
-            raise ValueError(f"{len(r)} tasks but {weights.size} counts")
+        given = np.asarray(counts, dtype=np.float64)
+        if given.shape not in ((len(r),), (len(r), len(r))):
+            raise ValueError(f"{len(r)} tasks but {given.size} counts")
+        weights = np.broadcast_to(given, (len(r), len(r)))
     seen = [slice(0, i + 1) for i in range(len(r))]
-    return np.array([mean(r[i, s], None if weights is None else weights[s]) for i, s in enumerate(seen)])
+    return np.array([mean(r[i, s], None if weights is None else weights[i, s]) for i, s in enumerate(seen)])
 
 
 def average_incremental_accuracy(stage_T: npt.ArrayLike) -> float:
@@ -263,15 +265,16 @@ def over_seeds(values_S: Sequence[float] | npt.ArrayLike) -> MeanStd:
 class Evaluations:
     """The counts of one run, from which :func:`summarise` derives every number.
 
-    Rows of stages that have not run are -1 in the arrays of correct predictions.
+    Rows of stages that have not run are -1 in the arrays of correct predictions. Numbers of images are kept per stage:
+    where images lie on the devices, some may come and some devices may be away.
 
     Attributes:
         kind: stream kind.
         correct_TT: plain global model, correct predictions on the common test set of each task.
-        totals_T: common test images of each task.
+        totals_TT: common test images of each task, after each stage.
         personal_MTT: personal model of each client on its own test slice of each task.
         shared_MTT: plain global model on the same slices ("global on client").
-        client_totals_MT: images in those slices.
+        client_totals_MTT: images in those slices, after each stage.
         common_MTT: personal models on the common test sets ("client on global"), -1 where not measured.
         client_images_M: training images of each client over the whole stream (n_c).
         held_out_T: global model on the held-out classes after each stage, accuracy; NaN without held-out classes.
@@ -281,10 +284,10 @@ class Evaluations:
 
     kind: Kind
     correct_TT: npt.NDArray[np.int64]
-    totals_T: npt.NDArray[np.int64]
+    totals_TT: npt.NDArray[np.int64]
     personal_MTT: npt.NDArray[np.int64]
     shared_MTT: npt.NDArray[np.int64]
-    client_totals_MT: npt.NDArray[np.int64]
+    client_totals_MTT: npt.NDArray[np.int64]
     common_MTT: npt.NDArray[np.int64]
     client_images_M: npt.NDArray[np.int64]
     held_out_T: Values
@@ -294,38 +297,36 @@ class Evaluations:
     @property
     def matrix_TT(self) -> Values:
         """Accuracy matrix of the plain global model."""
-        return accuracies(self.correct_TT, self.totals_T)
+        return accuracies(self.correct_TT, self.totals_TT)
 
     @property
     def personal_matrices_MTT(self) -> Values:
         """Accuracy matrix of each client's personal model on its own slices."""
-        return accuracies(self.personal_MTT, self.client_totals_MT[:, None, :])
+        return accuracies(self.personal_MTT, self.client_totals_MTT)
 
     def personal_stages_MT(self) -> Values:
         """Stage accuracies A_i of each client's personal model on its own slices, shape (M, T)."""
-        return self._client_stages(self.personal_matrices_MTT, self.client_totals_MT)
+        return self._client_stages(self.personal_matrices_MTT, self.client_totals_MTT)
 
     def shared_stages_MT(self) -> Values:
         """Stage accuracies of the plain global model on each client's slices, shape (M, T)."""
-        return self._client_stages(
-            accuracies(self.shared_MTT, self.client_totals_MT[:, None, :]), self.client_totals_MT
-        )
+        return self._client_stages(accuracies(self.shared_MTT, self.client_totals_MTT), self.client_totals_MTT)
 
     def common_stages_MT(self) -> Values:
         """Stage accuracies of each personal model on the common test sets, shape (M, T)."""
-        matrices = accuracies(self.common_MTT, self.totals_T)
-        return self._client_stages(matrices, np.broadcast_to(self.totals_T, self.client_totals_MT.shape))
+        matrices = accuracies(self.common_MTT, self.totals_TT)
+        return self._client_stages(matrices, np.broadcast_to(self.totals_TT, self.client_totals_MTT.shape))
 
-    def _client_stages(self, matrices_MTT: Values, counts_MT: npt.NDArray[np.int64]) -> Values:
-        rows = [stage_accuracies(r, self.kind, n) for r, n in zip(matrices_MTT, counts_MT, strict=True)]
-        return np.array(rows).reshape(len(rows), len(self.totals_T))
+    def _client_stages(self, matrices_MTT: Values, counts_MTT: npt.NDArray[np.int64]) -> Values:
+        rows = [stage_accuracies(r, self.kind, n) for r, n in zip(matrices_MTT, counts_MTT, strict=True)]
+        return np.array(rows).reshape(len(rows), len(self.totals_TT))
 
 
 def summarise(evaluations: Evaluations) -> dict[str, float]:
     """Return every accuracy number of one run by name; accuracies in [0, 1], NaN where a value does not exist."""
     e = evaluations
     matrix = e.matrix_TT
-    stages = stage_accuracies(matrix, e.kind, e.totals_T)
+    stages = stage_accuracies(matrix, e.kind, e.totals_TT)
     personal_stages = e.personal_stages_MT()
     personal = over_clients(personal_stages[:, -1], e.client_images_M)
     shared = over_clients(e.shared_stages_MT()[:, -1], e.client_images_M)

@@ -163,7 +163,7 @@ def _method_result(runs: Sequence[Run], joint: dict[int, Run]) -> MethodResult:
         spec=runs[0].method,
         runs=tuple(runs),
         numbers={name: over_seeds([summary[name] for summary in summaries]) for name in summaries[0]},
-        stages_ST=np.array([stage_accuracies(e.matrix_TT, e.kind, e.totals_T) for e in evaluations]),
+        stages_ST=np.array([stage_accuracies(e.matrix_TT, e.kind, e.totals_TT) for e in evaluations]),
         personal_ST=np.array([_mean_columns(e.personal_stages_MT()) for e in evaluations]),
         forgetting_ST=np.array([forgetting_over_stages(e.matrix_TT) for e in evaluations]),
         matrix_TT=np.array([e.matrix_TT for e in evaluations]).mean(axis=0),

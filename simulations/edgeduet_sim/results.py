@@ -294,28 +294,28 @@ class Run:
         """The counts of all stages as arrays; stages that have not run are -1."""
         t, m = len(self.task_names), self.scenario.federation.clients
         correct = np.full((t, t), -1, np.int64)
-        totals = np.zeros(t, np.int64)
+        totals = np.zeros((t, t), np.int64)
         personal, shared, common = np.full((3, m, t, t), -1, np.int64)
-        client_totals = np.zeros((m, t), np.int64)
+        client_totals = np.zeros((m, t, t), np.int64)
         held_out = np.full(t, math.nan)
         for row in self.stages:
             if row.correct:
-                correct[row.stage], totals = row.correct, np.maximum(totals, row.totals)
+                correct[row.stage], totals[row.stage] = row.correct, row.totals
             held_out[row.stage] = accuracies(*row.held_out)
             for client, counts in row.clients.items():
                 personal[client, row.stage] = counts.personal
                 shared[client, row.stage] = counts.shared
                 common[client, row.stage] = counts.common
-                client_totals[client] = np.maximum(client_totals[client], counts.totals)
-                totals = np.maximum(totals, counts.common_totals)
+                client_totals[client, row.stage] = counts.totals
+                totals[row.stage] = np.maximum(totals[row.stage], counts.common_totals)
         reference = self.config.get("zero_shot") or {}
         return Evaluations(
             kind=self.scenario.stream.kind,
             correct_TT=correct,
-            totals_T=totals,
+            totals_TT=totals,
             personal_MTT=personal,
             shared_MTT=shared,
-            client_totals_MT=client_totals,
+            client_totals_MTT=client_totals,
             common_MTT=common,
             client_images_M=np.asarray(self.config["client_images"], np.int64),
             held_out_T=held_out,

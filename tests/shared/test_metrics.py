@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -117,11 +118,17 @@ def test_forgetting_and_transfer_equal_slow_loops(r: np.ndarray):
 def test_stage_accuracies_equal_slow_loops(r: np.ndarray, data: st.DataObject):
     t = len(r)
     counts = data.draw(st.lists(st.integers(1, 50), min_size=t, max_size=t))
+    changing = np.array(
+        data.draw(st.lists(st.lists(st.integers(1, 50), min_size=t, max_size=t), min_size=t, max_size=t))
+    )
     cil = m.stage_accuracies(r, "class-incremental", counts)
+    over_time = m.stage_accuracies(r, "class-incremental", changing)
     dil = m.stage_accuracies(r, "domain-incremental")
     for i in range(t):
         total = sum(counts[j] for j in range(i + 1))
         assert same(cil[i], sum(counts[j] * r[i, j] for j in range(i + 1)) / total)
+        then = changing[i, : i + 1]
+        assert same(over_time[i], float(sum(then * r[i, : i + 1]) / sum(then)))
         assert same(dil[i], sum(r[i, j] for j in range(i + 1)) / (i + 1))
     assert same(m.average_incremental_accuracy(cil), sum(cil) / t)
 
@@ -215,10 +222,10 @@ def two_client_run(kind: m.Kind = "class-incremental") -> m.Evaluations:
     return m.Evaluations(
         kind=kind,
         correct_TT=np.array([[8, 1], [6, 6]]),
-        totals_T=np.array([10, 10]),
+        totals_TT=np.array([[10, 10], [10, 10]]),
         personal_MTT=np.array([[[4, 0], [2, 3]], [[-1, -1], [0, 5]]]),
         shared_MTT=np.array([[[3, 0], [3, 2]], [[-1, -1], [0, 4]]]),
-        client_totals_MT=np.array([[4, 4], [0, 5]]),
+        client_totals_MTT=np.array([[[4, 4], [4, 4]], [[0, 5], [0, 5]]]),
         common_MTT=np.array([[[7, 1], [5, 5]], [[-1, -1], [2, 9]]]),
         client_images_M=np.array([30, 10]),
         held_out_T=np.array([0.5, 0.4]),
@@ -249,6 +256,21 @@ def test_summary_of_a_run_by_hand():
 def test_domain_incremental_clients_use_the_plain_mean_over_their_domains():
     s = m.summarise(two_client_run("domain-incremental"))
     assert s["personal"] == pytest.approx(((2 / 4 + 3 / 4) / 2 + 1.0) / 2)
+
+
+def test_a_stage_is_judged_on_the_images_there_were_then():
+    # Client 1 is away after the first stage, and client 0 has got 4 more images of task 0 after the second.
+    before = two_client_run()
+    run = replace(
+        before,
+        correct_TT=np.array([[3, 0], [8, 9]]),
+        totals_TT=np.array([[4, 4], [8, 9]]),
+        client_totals_MTT=np.array([[[4, 4], [8, 4]], [[0, 0], [0, 5]]]),
+        common_MTT=np.full((2, 2, 2), -1),
+    )
+    assert run.matrix_TT.tolist() == [[0.75, 0.0], [1.0, 1.0]]
+    assert m.summarise(run)["avg"] == pytest.approx((0.75 + 1.0) / 2)
+    assert run.personal_stages_MT()[0] == pytest.approx([4 / 4, (2 + 3) / (8 + 4)])
 
 
 def test_every_summary_number_has_a_name_for_people():

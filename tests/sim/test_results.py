@@ -33,7 +33,7 @@ def test_a_recorded_run_gives_back_every_number(record_run: RecordRun):
     assert summary["fwt"] == pytest.approx(metrics.forward_transfer(matrix, [0.7, 0.55, 0.45, 0.35]))
     assert 0 < summary["personal"] <= 1
     assert run.evaluations.personal_MTT.shape == (5, len(TASKS), len(TASKS))
-    assert run.evaluations.client_totals_MT.tolist() == [[SLICE] * len(TASKS)] * 5
+    assert run.evaluations.client_totals_MTT.tolist() == [[[SLICE] * len(TASKS)] * len(TASKS)] * 5
 
 
 def test_bytes_and_seconds_are_sums_over_rounds(record_run: RecordRun):
