@@ -274,6 +274,45 @@ def test_what_cannot_run_is_refused_before_anything_is_started(
     assert not [asked for asked in operator.home.flower.asked if asked[0] == "start"]
 
 
+OWN_IMAGES = """
+name = "cameras"
+[data]
+source = "device"
+classes = ["cat", "dog"]
+[stream]
+kind = "class-incremental"
+[federation]
+clients = 3
+"""
+
+
+def test_a_run_on_the_devices_own_images_starts(operator: Operator, tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text(OWN_IMAGES)
+    operator.json("runs", "start", str(tmp_path / "own.toml"), "--method", "fed-duet")
+    config = next(asked[1] for asked in operator.home.flower.asked if asked[0] == "start")
+    assert config.scenario.data.on_devices
+
+
+@pytest.mark.parametrize(
+    ("method", "change", "words"),
+    [
+        ("joint", "train.lr=0.01", "method 'joint' trains on all images in one place"),
+        ("local", "data.source=device:/srv/folders", "data.source = 'device:/srv/folders' is for simulations"),
+        ("local", "data.classes=[]", "needs classes"),
+        ("local", "stream.kind=domain-incremental", "needs two or more data.domains"),
+        ("local", "partition.kind=dirichlet", r"leave \[partition\] out"),
+    ],
+)
+def test_settings_that_own_images_cannot_have_are_refused_in_one_line(
+    operator: Operator, tmp_path: Path, method: str, change: str, words: str
+) -> None:
+    (tmp_path / "own.toml").write_text(OWN_IMAGES)
+    with pytest.raises(EdgeDuetError, match=words) as refused:
+        operator.json("runs", "start", str(tmp_path / "own.toml"), "--method", method, "--set", change)
+    assert "\n" not in str(refused.value)
+    assert not [asked for asked in operator.home.flower.asked if asked[0] == "start"]
+
+
 def test_one_run_at_a_time_and_each_name_once(operator: Operator, scenario: str) -> None:
     config = started(operator, scenario)
     with pytest.raises(AdminError, match="run 'night' is pending; the devices work on one run at a time"):

@@ -44,7 +44,7 @@ from edgeduet_server.registry.runs import (
 from edgeduet_server.registry.store import Registry
 from edgeduet_shared.admin_api import admin_pb2 as pb
 from edgeduet_shared.admin_api.as_json import timestamp
-from edgeduet_shared.config import Scenario, apply_overrides, known_keys, parse
+from edgeduet_shared.config import PartitionConfig, Scenario, apply_overrides, known_keys, parse
 from edgeduet_shared.errors import ConfigError, EdgeDuetError
 from edgeduet_shared.names import check_name
 from edgeduet_shared.run_config import RunConfig
@@ -91,7 +91,8 @@ class RunCalls:
     def start_run(self, request: pb.StartRunRequest, caller: Caller) -> pb.Run:
         """Check everything, then give the run to Flower."""
         config = self._config(request)
-        check_method(config.method, config.options)
+        check_images(config.scenario)
+        check_method(config.method, config.options, config.scenario)
         self.catch_up()
         with self._registry.writing() as session:
             self._nothing_else(session)
@@ -272,13 +273,33 @@ class RunCalls:
             return run_message(session, session.get_one(Run, run_id))
 
 
-def check_method(method: str, options: Any) -> None:
-    """Check a method and its options where torch is loaded: in a process of its own.
+def check_images(scenario: Scenario) -> None:
+    """Refuse what only a simulation of devices with images of their own can do.
 
     Raises:
-        ConfigError: no such method or option, or a bad value.
+        ConfigError: the scenario names the devices' folders, or settings that decide about images which nobody shares.
     """
-    _check(method, json.dumps({"method": method, "options": dict(options)}, sort_keys=True))
+    if not scenario.data.on_devices:
+        return
+    if scenario.data.source != "device":
+        raise ConfigError(
+            f"scenario: data.source = {scenario.data.source!a} is for simulations; set it to 'device': each device "
+            "names its own folder in its device.toml"
+        )
+    if scenario.partition != PartitionConfig():
+        raise ConfigError(
+            "scenario: with data.source = 'device' every device trains on what it has; leave [partition] out"
+        )
+
+
+def check_method(method: str, options: Any, scenario: Scenario) -> None:
+    """Check a method, its options and whether it suits the scenario where torch is loaded: in a process of its own.
+
+    Raises:
+        ConfigError: no such method or option, a bad value, or a method for other scenarios.
+    """
+    asked = {"method": method, "options": dict(options), "scenario": scenario.model_dump(mode="json")}
+    _check(method, json.dumps(asked, sort_keys=True))
 
 
 # The process takes seconds; what was found right once is right until the service is upgraded, and so restarted.
