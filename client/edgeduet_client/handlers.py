@@ -32,7 +32,7 @@ from edgeduet_client.local_training import Job, Trained, encode_images, train_cl
 from edgeduet_client.personal_store import AFTER_STAGE, Arrays, DiskStore, MemoryStore, PersonalStore
 from edgeduet_client.prompt_usage import prompt_usage
 from edgeduet_client.prototypes import Prototypes, memorise, recall
-from edgeduet_shared.data.own_images import client_folder
+from edgeduet_shared.data.own_images import client_folder, folder_stamp
 from edgeduet_shared.duet import DuetModel, Params
 from edgeduet_shared.evaluation import evaluate_held_out, evaluate_rows, merged_params, predictor
 from edgeduet_shared.experiment import Experiment, OwnExperiment, experiment_for
@@ -86,15 +86,15 @@ def client_of(context: Context) -> Client:
 def _own_experiment(shared: Experiment, partition: int, rules: TrainingRules | None) -> Experiment:
     """Return what this client sees where images lie on the devices: of a simulated one, a folder of its own."""
     data = shared.scenario.data
-    if rules is None:
-        return _own(shared, partition, client_folder(data.source, partition), None)
-    images, labels = rules.images()
-    return _own(shared, partition, images, labels)
+    images, labels = (client_folder(data.source, partition), None) if rules is None else rules.images()
+    return _own(shared, partition, images, labels, folder_stamp(images, labels))
 
 
-# Clients of a simulation share a process. On a device every message is a process, so new images take part.
+# On a device every message is a process; clients of a simulation share one. The stamp lets new images take part.
 @lru_cache(maxsize=1024)
-def _own(shared: Experiment, partition: int, folder: Path, labels: Path | None) -> Experiment:
+def _own(
+    shared: Experiment, partition: int, folder: Path, labels: Path | None, stamp: tuple[tuple[str, int], ...]
+) -> Experiment:
     return OwnExperiment(shared, partition, folder, labels)
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from edgeduet_shared.backbone import Backbone, load_backbone
 from edgeduet_shared.config import Scenario, parse
 from edgeduet_shared.data.features import FeatureCache
+from edgeduet_shared.data.growing_features import open_growing
 from edgeduet_shared.data.image_table import ImageTable
 from edgeduet_shared.data.own_images import declared_split, declared_table, own_split, own_table
 from edgeduet_shared.data.sources import load_table
@@ -98,14 +99,17 @@ class Experiment:
         """Cached output of the frozen front of the model with ``parts``, one row per image of the table."""
         model = self.model(parts)
         if model.front_key not in self._features:
-            self._features[model.front_key] = FeatureCache().open(
-                self.table,
-                model_key=f"{self.backbone.fingerprint}:{model.front_key}",
-                transform=self.backbone.transform,
-                encode=model.front,
-                progress=self._progress,
-            )
+            self._features[model.front_key] = self._encoded(model)
         return self._features[model.front_key]
+
+    def _encoded(self, model: DuetModel) -> NDArray[np.float16]:
+        return FeatureCache().open(
+            self.table,
+            model_key=f"{self.backbone.fingerprint}:{model.front_key}",
+            transform=self.backbone.transform,
+            encode=model.front,
+            progress=self._progress,
+        )
 
     def rows(self, parts: Parts, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Return (features, labels) of some rows of the table as float32 and int64 tensors."""
@@ -148,6 +152,17 @@ class OwnExperiment(Experiment):
     def model(self, parts: Parts) -> DuetModel:
         """Return the model structure with ``parts``, one for all clients of a process."""
         return self._shared.model(parts)
+
+    def _encoded(self, model: DuetModel) -> NDArray[np.float16]:
+        return open_growing(
+            FeatureCache(),
+            self.table,
+            folder=self._folder,
+            model_key=f"{self.backbone.fingerprint}:{model.front_key}",
+            transform=self.backbone.transform,
+            encode=model.front,
+            progress=self._progress,
+        )
 
 
 @lru_cache(maxsize=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeduet_shared.config import Scenario, parse
-from edgeduet_shared.data.image_folder import FileReader
 from edgeduet_shared.data.own_images import (
     client_folder,
     count_images,
     declared_split,
     declared_table,
+    folder_stamp,
     own_split,
     own_table,
 )
@@ -84,17 +85,68 @@ def test_new_images_move_no_old_one(tmp_path: Path) -> None:
     assert len(after[0]) + len(after[1]) == 44
 
 
+def test_neither_a_copy_nor_another_name_or_label_moves_an_image(tmp_path: Path) -> None:
+    write_images(tmp_path, {"circle": 10, "square": 10})
+    train, _ = divided(tmp_path, scenario())
+    (trained, moved, *_) = sorted(train)
+    shutil.copy(tmp_path / trained, tmp_path / "circle" / "copy.png")
+    (tmp_path / "star").mkdir()
+    (tmp_path / moved).rename(tmp_path / "star" / "corrected.png")
+    after, _ = divided(tmp_path, scenario())
+    assert {trained, "circle/copy.png", "star/corrected.png"} <= after
+
+
+@given(
+    held=st.lists(st.integers(0, 2**32), min_size=1, max_size=40, unique=True),
+    more=st.lists(st.integers(0, 2**32), max_size=40, unique=True),
+    seed=st.integers(0, 100),
+)
+def test_whatever_comes_no_image_changes_sides(held: list[int], more: list[int], seed: int) -> None:
+    def sides(images: list[int]) -> dict[int, bool]:
+        table = replace(
+            declared_table(scenario().data),
+            labels=np.array([image % 4 for image in images]),
+            domains=np.zeros(len(images), np.int64),
+            positions=np.arange(len(images)),
+            contents=tuple(map(str, images)),
+        )
+        split = own_split(table, scenario(), seed, client=2)
+        tested = {int(row) for task in split.client_test for row in task[2]}
+        assert len(tested) + sum(len(task[2]) for task in split.train) == len(images)
+        return {image: row in tested for row, image in enumerate(images)}
+
+    before = sides(held)
+    after = sides([*(image for image in more if image not in before), *held])
+    assert {image: after[image] for image in held} == before
+
+
+def test_the_stamp_of_a_folder_changes_when_an_image_comes_or_goes(tmp_path: Path) -> None:
+    write_images(tmp_path / "street", {"circle": 2})
+    labels = tmp_path / "labels.csv"
+    stamps = [folder_stamp(tmp_path, labels), folder_stamp(tmp_path, labels)]
+    assert stamps[0] == stamps[1]
+    write_images(tmp_path / "street", {"circle": 1}, first=2)
+    stamps.append(folder_stamp(tmp_path, labels))
+    write_images(tmp_path / "garden", {"star": 1})
+    stamps.append(folder_stamp(tmp_path, labels))
+    (tmp_path / "street" / "circle" / "0000.png").unlink()
+    stamps.append(folder_stamp(tmp_path, labels))
+    labels.write_text("file,class\n")
+    stamps.append(folder_stamp(tmp_path, labels))
+    assert len(set(stamps)) == 5
+    assert folder_stamp(tmp_path / "gone") == ((str(tmp_path / "gone"), 0),)
+
+
 @given(fraction=st.floats(0.1, 0.9), seed=st.integers(0, 1000))
 def test_the_share_of_test_images_is_the_fraction_asked_for(fraction: float, seed: int) -> None:
     many = 600
     zeros = np.zeros(many, np.int64)
-    paths = tuple(f"circle/{number}.jpg" for number in range(many))
     table = replace(
         declared_table(scenario().data),
         labels=zeros,
         domains=zeros,
-        reader=FileReader(Path("somewhere"), paths),
         positions=np.arange(many),
+        contents=tuple(str(number) for number in range(many)),
     )
     wanted = scenario(data={"test_fraction": fraction})
     share = len(own_split(table, wanted, seed, client=0).test[0]) / many

@@ -22,8 +22,9 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from io import BufferedRandom, BufferedReader
 from pathlib import Path
 
@@ -54,6 +55,14 @@ Encode = Callable[[torch.Tensor], torch.Tensor]
 Half = NDArray[np.float16]
 
 
+@dataclass(frozen=True, eq=False)
+class Known:
+    """Features of some rows of a table, encoded before: row ``r`` has ``features[rows[r]]``."""
+
+    rows: Mapping[int, int]
+    features: Half
+
+
 class FeatureCache:
     """Features on disk, shared by all clients, runs and processes of one machine."""
 
@@ -74,11 +83,13 @@ class FeatureCache:
         transform: Transform,
         encode: Encode,
         progress: bool = True,
+        known: Known | None = None,
     ) -> np.memmap:
         """Return features ``[N, ...]`` float16, read-only, encoding first what is missing.
 
         ``encode`` maps ``[B, C, H, W]`` to ``[B, ...]``; ``model_key`` must name everything in it that
-        can change a value. ``transform`` must be deterministic and its ``repr`` complete.
+        can change a value. ``transform`` must be deterministic and its ``repr`` complete. What ``known`` has, of the
+        same model part and transform, is copied.
 
         Raises:
             DataError: an image cannot be decoded, the disk is full or not writable, an entry is damaged.
@@ -90,11 +101,20 @@ class FeatureCache:
                 with _locked(final.with_suffix(".lock"), progress):
                     # Another process may have finished it while this one waited.
                     if not final.exists():
-                        _Writer(final, table, transform, encode, progress).run()
+                        _Writer(final, table, transform, encode, progress, known).run()
             entry = _open_entry(final, len(table))
             if entry is not None:
                 return entry
             # `edgeduet-sim cache --prune` took it between the look and the opening.
+
+    @staticmethod
+    def read(entry: Path, rows: int) -> np.memmap | None:
+        """Map a finished entry of ``rows`` images; None when there is none.
+
+        Raises:
+            DataError: it is damaged.
+        """
+        return _open_entry(entry, rows)
 
 
 def transform_key(transform: Transform) -> str:
@@ -123,13 +143,22 @@ def _locked(path: Path, progress: bool) -> Iterator[None]:
 class _Writer:
     """Encodes one entry."""
 
-    def __init__(self, final: Path, table: ImageTable, transform: Transform, encode: Encode, progress: bool) -> None:
+    def __init__(
+        self,
+        final: Path,
+        table: ImageTable,
+        transform: Transform,
+        encode: Encode,
+        progress: bool,
+        known: Known | None = None,
+    ) -> None:
         self._final = final
         self._partial = final.with_suffix(".partial")
         self._table = table
         self._transform = transform
         self._encode = encode
         self._progress = progress
+        self._known = known
         self._shape: tuple[int, ...] | None = None
 
     def run(self) -> None:
@@ -177,18 +206,32 @@ class _Writer:
         parts = []
         for first in range(start, stop, BATCH):
             rows = range(first, min(first + BATCH, stop))
-            with torch.inference_mode():
-                pixels = torch.stack([self._transform(self._table.image(row)) for row in rows])
-                encoded = self._encode(pixels).to("cpu", torch.float16).numpy()
-            if len(encoded) != len(rows):
-                raise ValueError(f"encode returned {len(encoded)} rows for {len(rows)} images")
-            finite = np.isfinite(encoded.reshape(len(rows), -1)).all(axis=1)
-            if not finite.all():
-                name = self._table.image_name(rows[int(np.argmin(finite))])
-                raise DataError(f"{name}: its features are not finite in half precision; the backbone does not suit it")
-            parts.append(encoded)
+            parts.append(self._encode_batch(rows) if self._known is None else self._fill_batch(rows, self._known))
             advance(len(rows))
         return np.concatenate(parts)
+
+    def _fill_batch(self, rows: Sequence[int], known: Known) -> Half:
+        """Copy what is known and encode the rest."""
+        new = [row for row in rows if row not in known.rows]
+        encoded = self._encode_batch(new) if new else known.features[:0]
+        batch = np.empty((len(rows), *encoded.shape[1:]), np.float16)
+        for place, row in enumerate(rows):
+            if row in known.rows:
+                batch[place] = known.features[known.rows[row]]
+        batch[[place for place, row in enumerate(rows) if row not in known.rows]] = encoded
+        return batch
+
+    def _encode_batch(self, rows: Sequence[int]) -> Half:
+        with torch.inference_mode():
+            pixels = torch.stack([self._transform(self._table.image(row)) for row in rows])
+            encoded: Half = self._encode(pixels).to("cpu", torch.float16).numpy()
+        if len(encoded) != len(rows):
+            raise ValueError(f"encode returned {len(encoded)} rows for {len(rows)} images")
+        finite = np.isfinite(encoded.reshape(len(rows), -1)).all(axis=1)
+        if not finite.all():
+            name = self._table.image_name(rows[int(np.argmin(finite))])
+            raise DataError(f"{name}: its features are not finite in half precision; the backbone does not suit it")
+        return encoded
 
     def _check_space(self) -> None:
         if shutil.disk_usage(self._final.parent).free < self._needed():

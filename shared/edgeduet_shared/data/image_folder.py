@@ -132,7 +132,7 @@ def list_files(
     def inspect(position: int) -> Inspection:
         path = reader.paths[position]
         record = index.check(path)
-        return Inspection(f"{path}\0{record.size}\0{record.sha256}", record.problem)
+        return Inspection(f"{path}\0{record.size}\0{record.sha256}", record.problem, record.sha256)
 
     return Listing(
         reader=reader,

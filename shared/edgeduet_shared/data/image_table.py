@@ -41,6 +41,8 @@ class ImageTable:
     source, underscores included). ``fingerprint``: 16 hex digits over the content of every image and
     its place in the table, the identity under which features are cached. ``skipped``: corrupt
     images left out (only with ``data.skip_corrupt``). ``positions`` ``[N]``: the reader's index of each row.
+    ``contents``: what names the bytes of each row's image wherever they lie; empty where only the table as a whole is
+    named.
     """
 
     labels: NDArray[np.int64]
@@ -52,6 +54,7 @@ class ImageTable:
     source: str
     reader: ImageReader = field(repr=False)
     positions: NDArray[np.int64] = field(repr=False)
+    contents: tuple[str, ...] = field(default=(), repr=False)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -66,10 +69,14 @@ class ImageTable:
 
 
 class Inspection(NamedTuple):
-    """What a look at one image found: an identity of its content, and why it is no image (or ``""``)."""
+    """What a look at one image found: an identity of its content, and why it is no image (or ``""``).
+
+    ``content`` may name its place too; ``sha256`` is that of its file, where it is one.
+    """
 
     content: str
     problem: str
+    sha256: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,6 +106,7 @@ def build_table(listing: Listing, config: DataConfig, seed: int) -> ImageTable:
     classes = choose(config.classes, listing.class_names, "classes", config.source)
     cells = _cells(listing, domains, classes)
     positions: list[int] = []
+    contents: list[str] = []
     counts, skipped, digest = [], 0, hashlib.sha256()
     with progress_bar("checking images", sum(map(len, cells))) as advance:
         for cell, members in enumerate(cells):
@@ -107,9 +115,10 @@ def build_table(listing: Listing, config: DataConfig, seed: int) -> ImageTable:
             good, bad = _inspected(listing, members[order], config)
             skipped += bad
             counts.append(len(good))
-            for index, content in sorted(good):
+            for index, found in sorted(good):
                 positions.append(index)
-                digest.update(f"{content}\n".encode())
+                contents.append(found.sha256)
+                digest.update(f"{found.content}\n".encode())
             advance(len(members))
     listing.finish()
     cell_of_row = np.repeat(np.arange(len(cells)), counts)
@@ -123,6 +132,7 @@ def build_table(listing: Listing, config: DataConfig, seed: int) -> ImageTable:
         source=config.source,
         reader=listing.reader,
         positions=np.array(positions, np.int64),
+        contents=tuple(contents) if all(contents) else (),
     )
 
 
@@ -143,20 +153,20 @@ def _cells(listing: Listing, domains: Sequence[str], classes: Sequence[str]) -> 
 
 def _inspected(
     listing: Listing, candidates: NDArray[np.int64], config: DataConfig
-) -> tuple[list[tuple[int, str]], int]:
-    """Take sound images until the limit; return ``(index, content)`` of each and the number of corrupt ones."""
-    good: list[tuple[int, str]] = []
+) -> tuple[list[tuple[int, Inspection]], int]:
+    """Take sound images until the limit; return what was found of each by index, and the number of corrupt ones."""
+    good: list[tuple[int, Inspection]] = []
     bad = 0
     for index in candidates.tolist():
         if config.max_per_class and len(good) == config.max_per_class:
             break
-        content, problem = listing.inspect(index)
-        if not problem:
-            good.append((index, content))
+        found = listing.inspect(index)
+        if not found.problem:
+            good.append((index, found))
         elif config.skip_corrupt:
             bad += 1
         else:
-            raise DataError(f"{listing.reader.name(index)}: corrupt image ({problem}); {CORRUPT_REMEDY}")
+            raise DataError(f"{listing.reader.name(index)}: corrupt image ({found.problem}); {CORRUPT_REMEDY}")
     return good, bad
 
 

@@ -4,10 +4,10 @@ With ``data.source = "device"`` nobody holds all images. Server and clients agre
 domains and tasks (:func:`declared_split`). Each client reads its own folder, finds those classes in it, and divides
 its images into training and test images itself (:func:`own_split`).
 
-The division looks at the name of each image alone: a hash of (seed, domain, class, file name) below
-``data.test_fraction`` makes it a test image. So an image that was trained on never becomes a test image because others
-came, and the shares of the classes among a client's test images are those among all its images, up to chance. A client
-may lack any class, domain or task; it then says so by counts of zero.
+The division looks at the bytes of each image alone: a hash of (seed, content) below ``data.test_fraction`` makes it a
+test image. So an image that was trained on never becomes a test image because others came, nor under another name or
+label, nor as a copy; and the shares of the classes among a client's test images are those among all its images, up to
+chance. A client may lack any class, domain or task; it then says so by counts of zero.
 
 A folder is ``ROOT/[domain/]class/*.jpg``, or any folder with a labels file: CSV with the columns ``file``, ``class``
 and, where the scenario has domains, ``domain``.
@@ -158,13 +158,20 @@ def count_images(folder: Path, labels: Path | None = None) -> dict[str, int]:
     return dict(sorted(found.items()))
 
 
+def folder_stamp(folder: Path, labels: Path | None = None) -> tuple[tuple[str, int], ...]:
+    """Return a value that changes when an image comes or goes, or the labels file is written; images are not listed."""
+    folders = [folder, *sorted(path for depth in ("*", "*/*") for path in folder.glob(depth) if path.is_dir())]
+    stamped = folders if labels is None else [*folders, labels]
+    return tuple((str(path), path.stat().st_mtime_ns if path.exists() else 0) for path in stamped)
+
+
 def own_split(table: ImageTable, scenario: Scenario, seed: int, *, client: int) -> Split:
     """Return the scenario's tasks with the images of one client in them; all other clients have none.
 
     ``test`` and ``client_test`` of that client are the same images: there is no common test set.
     """
     stream = build_stream(table, scenario.stream, seed)
-    is_test = _test_images(table, scenario.data.test_fraction, seed)
+    is_test = _test_images(table.contents, scenario.data.test_fraction, seed)
     clients, nothing = scenario.federation.clients, np.empty(0, np.int64)
     train, test = [], []
     for task, domains in zip(stream.tasks, stream.domains_of, strict=True):
@@ -188,15 +195,10 @@ def own_split(table: ImageTable, scenario: Scenario, seed: int, *, client: int) 
     )
 
 
-def _test_images(table: ImageTable, fraction: float, seed: int) -> NDArray[np.bool_]:
-    """Return (N,): which rows are test images, each decided by its name alone."""
-    found = np.zeros(len(table), np.bool_)
-    for row in range(len(table)):
-        place = table.domain_names[table.domains[row]], table.class_names[table.labels[row]]
-        name = "\0".join([str(seed), *place, Path(table.image_name(row)).name])
-        drawn = int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()[:8])
-        found[row] = drawn < fraction * 2**64
-    return found
+def _test_images(contents: Sequence[str], fraction: float, seed: int) -> NDArray[np.bool_]:
+    """Return (N,): which images are test images, each decided by its content alone."""
+    drawn = [hashlib.sha256(f"{seed}\0{content}".encode()).digest()[:8] for content in contents]
+    return np.array([int.from_bytes(value) < fraction * 2**64 for value in drawn], np.bool_)
 
 
 def _with(names: tuple[str, ...], wanted: Sequence[str]) -> tuple[str, ...]:
