@@ -18,7 +18,9 @@ Before each round and evaluation the loop asks its :class:`~edgeduet_server.orde
 ordered: stop, wait, leave clients out, other settings. Orders that change results are part of the round's event.
 
 A client without training examples has answered (it counts for the quorum) but adds nothing. A round
-without any usable reply is skipped. After ``max_bad_rounds`` skipped rounds in a row the run stops.
+without any usable reply is skipped. After ``max_bad_rounds`` bad rounds in a row the run stops; a round in which
+enough clients answered, all of them without examples, is skipped but not bad: of images on devices there may be
+none of a task yet.
 
 Bytes are counted on the records inside the messages in their wire encoding, greetings left out.
 """
@@ -160,6 +162,11 @@ class _Round:
     @property
     def good(self) -> bool:
         return bool(self.usable) and self.answered >= self.needed
+
+    @property
+    def idle(self) -> bool:
+        """Enough answered, and none has anything to train on."""
+        return not self.usable and self.answered >= self.needed
 
 
 class _Loop:
@@ -387,7 +394,7 @@ class _Loop:
             )
         self._progress = progress.next_round(
             skipped_rounds=progress.skipped_rounds + (not outcome.good),
-            bad_rounds_in_a_row=0 if outcome.good else progress.bad_rounds_in_a_row + 1,
+            bad_rounds_in_a_row=0 if outcome.good or outcome.idle else progress.bad_rounds_in_a_row + 1,
             late_replies=progress.late_replies + self._exchange.take_late(),
             bytes_down=progress.bytes_down + answers.bytes_down,
             bytes_up=progress.bytes_up + answers.bytes_up,
