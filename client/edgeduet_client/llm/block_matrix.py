@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -106,7 +107,18 @@ class BlockMatrix:
         return self.bits, self.block, self.offsets_NB is not None
 
 
-def row_norms(matrix: DenseMatrix | BlockMatrix, *, rows: int = _ROWS_AT_ONCE) -> np.ndarray:
+class _Rows(Protocol):
+    """A matrix whose rows can be taken."""
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+
+    def take_rows(self, order: np.ndarray) -> _Rows: ...
+
+    def dense(self) -> np.ndarray: ...
+
+
+def row_norms(matrix: _Rows, *, rows: int = _ROWS_AT_ONCE) -> np.ndarray:
     """Return the Euclidean norm of every row, float32 ``(N,)``, reading ``rows`` of them at a time."""
     outputs, _ = matrix.shape
     pieces = [matrix.take_rows(np.arange(at, min(at + rows, outputs))) for at in range(0, outputs, rows)]

@@ -64,13 +64,17 @@ def import_(
     name: Annotated[str | None, typer.Option(help="Name of the model.  [default: from the source]")] = None,
     quantize: Annotated[
         str | None,
-        typer.Option(metavar="none|int8|int4", help="Bits of the weights.  [default: a 4-bit GGUF's own, else int8]"),
+        typer.Option(
+            metavar="none|int8|w8a8|int4",
+            help="Bits of the weights; w8a8: for speculation.  [default: a 4-bit GGUF's own, else int8]",
+        ),
     ] = None,
     context: Annotated[
         int | None, typer.Option(min=64, help="Positions to support.  [default: the model's, at most 8192]")
     ] = None,
     max_perplexity_ratio: Annotated[
-        float | None, typer.Option(min=1.0, help="Refuse a quantisation that costs more.  [default: 1.02, int4 1.1]")
+        float | None,
+        typer.Option(min=1.0, help="Refuse a quantisation that costs more.  [default: 1.02, w8a8 1.05, int4 1.1]"),
     ] = None,
     no_source_check: Annotated[
         bool, typer.Option("--no-source-check", help="Leave out the comparison with the source model (needs torch).")
@@ -93,8 +97,8 @@ def import_(
     from edgeduet_client.llm.model_tables import model_facts
     from edgeduet_client.llm.step_progress import StepProgress
 
-    if quantize not in (None, "none", "int8", "int4"):
-        raise RequestError(f"--quantize {quantize} is not known; choose none, int8 or int4", "quantize")
+    if quantize not in (None, "none", "int8", "w8a8", "int4"):
+        raise RequestError(f"--quantize {quantize} is not known; choose none, int8, w8a8 or int4", "quantize")
     options = ImportOptions(
         name=name,
         quantisation=quantize,  # type: ignore[arg-type]

@@ -7,7 +7,8 @@ The graph is written node by node, since what it must do decides its form:
 - keys and values in place: ``GroupQueryAttention`` writes into the buffer it reads, when the caller binds
   one buffer as past and present;
 - several new tokens after a past, which verification of drafts needs;
-- weights as the file quantised them (:mod:`edgeduet_client.llm.block_matrix`).
+- weights as the file quantised them (:mod:`edgeduet_client.llm.block_matrix`), or as integer products want them
+  (:mod:`edgeduet_client.llm.integer_matrix`).
 
 Interface (batch of one; S new tokens, R rows asked for, P positions the key-value buffer has room for)::
 
@@ -34,6 +35,7 @@ from onnx import TensorProto, helper
 from edgeduet_client.llm.architecture import Architecture, Rope
 from edgeduet_client.llm.block_matrix import BlockMatrix, DenseMatrix, stack
 from edgeduet_client.llm.errors import ModelError
+from edgeduet_client.llm.integer_matrix import IntegerMatrix, integer_lookup, integer_product, stack_outputs
 
 GRAPH_FILE = "model.onnx"
 WEIGHTS_FILE = "model.onnx.data"
@@ -49,9 +51,10 @@ _TYPES = {
     np.dtype(np.float32): TensorProto.FLOAT,
     np.dtype(np.int64): TensorProto.INT64,
     np.dtype(np.uint8): TensorProto.UINT8,
+    np.dtype(np.int8): TensorProto.INT8,
 }
 
-AnyMatrix = DenseMatrix | BlockMatrix
+AnyMatrix = DenseMatrix | BlockMatrix | IntegerMatrix
 
 
 class Weights(Protocol):
@@ -75,7 +78,7 @@ class _GraphWriter:
     Attributes:
         flat: rows of activations are ``(S, K)``, as ``Gemm`` needs them, instead of ``(1, S, K)``, as attention does.
             Each change between the two is one more node, and 60 of them take 2 % of a small model's step: a graph
-            is flat if its products are ``Gemm``.
+            is flat if its products are ``Gemm``, or in integers.
     """
 
     def __init__(self, weights_file: Path, *, flat: bool) -> None:
@@ -160,7 +163,7 @@ def build_graph(architecture: Architecture, weights: Weights, folder: Path, prog
     Returns:
         The path of the graph.
     """
-    writer = _GraphWriter(folder / WEIGHTS_FILE, flat=_has_gemm(_matrix(architecture, weights, "blocks.0.o")))
+    writer = _GraphWriter(folder / WEIGHTS_FILE, flat=_wants_rows(_matrix(architecture, weights, "blocks.0.o")))
     try:
         _write_model(writer, architecture, weights, progress or (lambda done, total: None))
     finally:
@@ -249,6 +252,9 @@ def _embed(writer: _GraphWriter, arch: Architecture, table: AnyMatrix) -> str:
         stored = writer.weight("embedding", table.values_NK)
         ids = _flatten(writer, "input_ids") if writer.flat else "input_ids"
         stream = writer.node("Gather", [stored, ids], "embedded", axis=0)
+    elif isinstance(table, IntegerMatrix):
+        stream = integer_lookup(writer, table, _flatten(writer, "input_ids"))
+        stream = stream if writer.flat else _lift(writer, stream)
     elif table.offsets_NB is not None:
         stream = _embed_blocks(writer, table, _flatten(writer, "input_ids"))
         stream = stream if writer.flat else _lift(writer, stream)
@@ -444,7 +450,7 @@ def _products(
     matrices = [_matrix(arch, weights, name) for name in names]
     biases = [weights.vector(f"{name}.bias") for name in names]
     has_offsets = any(isinstance(matrix, BlockMatrix) and matrix.offsets_NB is not None for matrix in matrices)
-    stacked = stack(matrices) if keep_whole or has_offsets else None
+    stacked = _stacked(matrices) if keep_whole or has_offsets else None
     if stacked is None:
         return [
             _product(writer, matrix, x, name, bias=bias)
@@ -464,6 +470,15 @@ def _products(
     return outputs
 
 
+def _stacked(matrices: Sequence[AnyMatrix]) -> AnyMatrix | None:
+    """Put matrices over the same input on top of each other; ``None`` where their forms differ."""
+    integers = [matrix for matrix in matrices if isinstance(matrix, IntegerMatrix)]
+    if len(integers) == len(matrices):
+        return stack_outputs(integers)
+    others = [matrix for matrix in matrices if not isinstance(matrix, IntegerMatrix)]
+    return None if integers else stack(others)
+
+
 def _matrix(arch: Architecture, weights: Weights, name: str) -> AnyMatrix:
     """Return a weight matrix, of the shape that the architecture says.
 
@@ -479,14 +494,14 @@ def _matrix(arch: Architecture, weights: Weights, name: str) -> AnyMatrix:
     return matrix
 
 
-def _has_gemm(matrix: AnyMatrix) -> bool:
-    """Whether a product with this matrix is a ``Gemm``, or has one as its second part."""
-    return isinstance(matrix, DenseMatrix) or matrix.offsets_NB is not None
+def _wants_rows(matrix: AnyMatrix) -> bool:
+    """Whether a product with this matrix wants ``(rows, K)``: a ``Gemm``, one as second part, or one in integers."""
+    return isinstance(matrix, DenseMatrix | IntegerMatrix) or matrix.offsets_NB is not None
 
 
 def _product(writer: _GraphWriter, matrix: AnyMatrix, x: str, name: str, *, bias: np.ndarray | None = None) -> str:
     """``x @ matrix.T + bias``, in the form the graph has its activations in."""
-    if writer.flat or not _has_gemm(matrix):
+    if writer.flat or not _wants_rows(matrix):
         return _flat_product(writer, matrix, x, name, bias=bias)
     return _lift(writer, _flat_product(writer, matrix, _flatten(writer, x), name, bias=bias))
 
@@ -496,6 +511,8 @@ def _flat_product(
 ) -> str:
     """``x @ matrix.T + bias`` for ``x`` of shape ``(rows, K)``, or any other without a ``Gemm``."""
     output = output or f"{name}.out"
+    if isinstance(matrix, IntegerMatrix):
+        return integer_product(writer, matrix, x, name, bias=bias, output=output)
     if isinstance(matrix, DenseMatrix):
         inputs = [x, writer.weight(name, matrix.values_NK)]
         if bias is not None:

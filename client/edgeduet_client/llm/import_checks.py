@@ -41,7 +41,7 @@ _LARGEST_DIFFERENCE = 0.05
 _WORSE_THAN_LOTS = 1.2
 
 # More perplexity than this factor, and an import is refused.
-LARGEST_RATIO = {"int8": 1.02, "int4": 1.10}
+LARGEST_RATIO = {"int8": 1.02, "w8a8": 1.05, "int4": 1.10}
 
 SourceLogits = Callable[[Sequence[int]], np.ndarray]
 """Ids of S tokens to the source model's logits, float32 ``(S, V)``."""

@@ -48,6 +48,7 @@ from edgeduet_client.llm.model_folder import (
 )
 from edgeduet_client.llm.quantisation import DTYPES, Quantisation, QuantisedWeights, has_own_four_bits
 from edgeduet_client.llm.session import TargetSession
+from edgeduet_client.llm.smoothing import Ranges, SmoothedWeights, calibration_texts, input_ranges
 from edgeduet_client.llm.sources import Progress, Source, SpecialTokens, open_source, require
 from edgeduet_client.llm.tokenizer import Tokenizer
 
@@ -67,8 +68,8 @@ class ImportOptions:
     Attributes:
         quantisation: ``None``: ``int4`` for a 4-bit GGUF file, whose blocks are taken over, otherwise ``int8``.
         context_length: positions to support; ``None``: the model's own, at most 8192.
-        largest_ratio: refuse a quantisation that multiplies perplexity by more; ``None``: 1.02 for int8, 1.10
-            for int4.
+        largest_ratio: refuse a quantisation that multiplies perplexity by more; ``None``: 1.02 for int8, 1.05
+            for w8a8, 1.10 for int4.
         compare_with_source: run the source model with torch and compare; the manifest says when it was not done.
     """
 
@@ -177,6 +178,7 @@ class _Import:
         self._refuse_leftovers()
         if quantised:
             del plain  # its tables in float32, before torch needs the memory
+        ranges = self._ranges(place, beginning, tokenizer) if self.quantisation == "w8a8" else None
         session = self._session(place)
         compare = self.options.compare_with_source
         texts = [generate_greedily(session, prompt) for prompt in prompts] if compare else []
@@ -191,7 +193,7 @@ class _Import:
         if not quantised:
             return plain, checks
         _empty(self.scratch)
-        weights = self._write(self.quantisation, self.folder)
+        weights = self._write(self.quantisation, self.folder, ranges)
         value = self._perplexity(self._session(self.folder), text, f"perplexity, {self.quantisation}")
         checks |= {"perplexity": value, "perplexity_ratio": value / reference}
         check_ratio(self.quantisation, value / reference, self.options.largest_ratio)
@@ -207,8 +209,19 @@ class _Import:
                 "this variant of the architecture is not supported"
             )
 
-    def _write(self, quantisation: Quantisation, place: Path) -> QuantisedWeights:
-        weights = QuantisedWeights(self.source.weights, quantisation, keep_blocks=self.keep_blocks)
+    def _ranges(self, place: Path, beginning: Sequence[int], tokenizer: Tokenizer) -> Ranges:
+        """Read how large the activations of the float32 graph get."""
+        self.progress("ranges of activations", 0, 1)
+        texts = calibration_texts(tokenizer, beginning, self.architecture.context_length)
+        ranges = input_ranges(place / GRAPH, texts)
+        self.progress("ranges of activations", 1, 1)
+        return ranges
+
+    def _write(self, quantisation: Quantisation, place: Path, ranges: Ranges | None = None) -> QuantisedWeights:
+        source: Any = self.source.weights
+        if ranges is not None:
+            source = SmoothedWeights(source, ranges, unit_offset=self.architecture.unit_offset_norms)
+        weights = QuantisedWeights(source, quantisation, keep_blocks=self.keep_blocks)
         what = f"graph, {DTYPES[quantisation]}"
         build_graph(self.architecture, weights, place, lambda done, total: self.progress(what, done, total))
         return weights

@@ -44,7 +44,7 @@ _NOT_LISTED = frozenset({MANIFEST, FAMILIES, "families.json"})
 _UNFINISHED = ".unfinished-"
 _READ = 1 << 22
 
-Dtype = Literal["fp32", "int8", "int4"]
+Dtype = Literal["fp32", "int8", "w8a8", "int4"]
 
 
 class FileFacts(BaseModel):

@@ -3,6 +3,8 @@
 ==========  =====================================================================================
 ``none``    every matrix in float32
 ``int8``    8-bit blocks of 128, for the down projection 64; an 8-bit GGUF file's own blocks, unchanged
+``w8a8``    8 bits with one scale per output, and products in integers whose rows do not depend on
+            each other (:mod:`edgeduet_client.llm.integer_matrix`)
 ``int4``    a GGUF file with 4-bit matrices: the file's own blocks, unchanged, and 8 bits for what
             the file holds in floats or in a type whose codes stand for no even steps (IQ4, Q3_K).
             Otherwise 4-bit blocks of 32, and 8 bits for the matrices that suffer most: the
@@ -24,10 +26,11 @@ import numpy as np
 from edgeduet_client.llm.block_matrix import BlockMatrix, DenseMatrix, quantise
 from edgeduet_client.llm.errors import ModelError
 from edgeduet_client.llm.graph import AnyMatrix, Weights
+from edgeduet_client.llm.integer_matrix import IntegerMatrix, round_outputs
 from edgeduet_client.llm.model_folder import Dtype
 
-Quantisation = Literal["none", "int8", "int4"]
-DTYPES: Mapping[Quantisation, Dtype] = {"none": "fp32", "int8": "int8", "int4": "int4"}
+Quantisation = Literal["none", "int8", "w8a8", "int4"]
+DTYPES: Mapping[Quantisation, Dtype] = {"none": "fp32", "int8": "int8", "w8a8": "w8a8", "int4": "int4"}
 
 _FOUR_BIT_KINDS = frozenset({"Q4_0", "Q4_1", "Q4_K"})
 _SENSITIVE = (".v", ".down")
@@ -86,6 +89,8 @@ class QuantisedWeights:
     def _converted(self, name: str, matrix: AnyMatrix) -> AnyMatrix:
         if self._quantisation == "none":
             return DenseMatrix(matrix.dense())
+        if self._quantisation == "w8a8":
+            return round_outputs(matrix.dense())
         if isinstance(matrix, BlockMatrix):
             fits = self._quantisation == "int4" or (matrix.bits == 8 and matrix.offsets_NB is None)
             if self._keep_blocks and fits:
@@ -108,5 +113,7 @@ def _bits(matrix: AnyMatrix) -> tuple[int, int]:
     """Bits stored and numbers stood for."""
     if isinstance(matrix, DenseMatrix):
         return 32 * matrix.values_NK.size, matrix.values_NK.size
+    if isinstance(matrix, IntegerMatrix):
+        return 8 * matrix.codes_NK.size + 32 * matrix.steps_N.size, matrix.codes_NK.size
     extras = matrix.scales_NB.size + (0 if matrix.offsets_NB is None else matrix.offsets_NB.size)
     return matrix.bits * matrix.codes_NK.size + 32 * extras, matrix.codes_NK.size

@@ -167,7 +167,9 @@ def test_a_cropped_cache_is_a_fresh_one(pair: Pair):
     assert np.abs(after - logits[35:]).max() < 1e-4 * np.abs(logits).max()
 
 
-@pytest.mark.parametrize(("quantisation", "likeness", "bits"), [("int8", 0.998, 9.01), ("int4", 0.93, 8.0)])
+@pytest.mark.parametrize(
+    ("quantisation", "likeness", "bits"), [("int8", 0.998, 9.01), ("w8a8", 0.99, 9.0), ("int4", 0.93, 8.0)]
+)
 def test_quantised_the_model_stays_recognisable(
     pair: Pair, root: Path, quantisation: Any, likeness: float, bits: float
 ):

@@ -48,6 +48,13 @@ def test_smollm2_at_eight_bits_keeps_its_quality(smollm2: ModelFolder, tmp_path:
     assert manifest.checks["perplexity_fp32"] == smollm2.manifest.checks["perplexity_fp32"]
 
 
+def test_smollm2_in_integers_keeps_most_of_its_quality(smollm2: ModelFolder, tmp_path: Path):
+    options = ImportOptions(quantisation="w8a8", compare_with_source=False)  # compared above
+    manifest = import_model("smollm2-135m", options, root=tmp_path).manifest
+    assert manifest.dtype == "w8a8"
+    assert manifest.checks["perplexity_ratio"] <= 1.05
+
+
 def test_smollm2_cuts_text_as_it_was_trained(smollm2: ModelFolder):
     """Ids as llama.cpp gives them for the same file."""
     tokenizer = Tokenizer(smollm2.file("tokenizer.json"))

@@ -23,7 +23,7 @@ class StoredTable:
     """A matrix of the target on disk, (V, H): dense, or in blocks of 4 or 8 bits.
 
     Attributes:
-        codes: float32 (V, H), or uint8 (V, bytes of a row).
+        codes: float32 (V, H), uint8 (V, bytes of a row), or int8 (V, H), which has no middle.
         scales: (V, blocks), or ``None`` for a dense table.
         offsets: (V, blocks), or ``None`` where all are zero.
         width: H.
@@ -42,6 +42,8 @@ class StoredTable:
             return np.float32(self.factor) * self.codes[ids].astype(np.float32)
         codes, scales = self.codes[ids], self.scales[ids]
         blocks = scales.shape[1]
+        if codes.dtype == np.int8:
+            return np.float32(self.factor) * codes.astype(np.float32) * scales
         if codes.shape[1] * 2 >= 2 * self.width:
             values, middle = codes.astype(np.float32), 128
         else:
@@ -75,7 +77,7 @@ def embedding_table(folder: ModelFolder) -> StoredTable:
 def head_table(folder: ModelFolder) -> StoredTable:
     """Return the output matrix."""
     graph = read_graph(folder.graph)
-    tied = not any(tensor.name in ("head", "head.codes") for tensor in graph.initializer)
+    tied = not any(tensor.name in ("head", "head.codes", "head.integers") for tensor in graph.initializer)
     return _table(folder, graph, "embedding" if tied else "head", 1.0)
 
 
@@ -84,6 +86,10 @@ def _table(folder: ModelFolder, graph: Any, name: str, factor: float) -> StoredT
     width = folder.manifest.hidden_width
     if name in tensors:
         return StoredTable(stored_array(folder.path, tensors[name]), None, None, width, factor)
+    if f"{name}.codes" not in tensors:
+        columns = stored_array(folder.path, tensors[f"{name}.integers"])
+        steps = stored_array(folder.path, tensors[f"{name}.steps"])
+        return StoredTable(columns.T, steps[:, None], None, width, factor)
     codes = stored_array(folder.path, tensors[f"{name}.codes"])
     offsets = tensors.get(f"{name}.offsets")
     return StoredTable(

@@ -162,7 +162,7 @@ def test_whether_a_drawn_draft_goes_on_depends_on_the_law_alone(made: Made) -> N
         assert len({len(draft.tokens) for draft in drafts}) == 1
 
 
-@pytest.mark.parametrize("quantisation", ["none", "int8", "int4"])
+@pytest.mark.parametrize("quantisation", ["none", "int8", "w8a8", "int4"])
 def test_the_tables_are_those_the_target_computes_with(tmp_path: Path, quantisation: str) -> None:
     folder = write_model(tmp_path / "model", seed=2)
     weights = QuantisedWeights(RandomWeights(TINY, 2), quantisation, keep_blocks=False)  # type: ignore[arg-type]

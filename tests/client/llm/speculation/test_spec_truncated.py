@@ -74,7 +74,7 @@ def test_one_layer_computes_what_a_model_of_that_layer_computes(tmp_path: Path, 
     np.testing.assert_allclose(ours.hidden, theirs.hidden, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("quantisation", ["none", "int8", "int4"])
+@pytest.mark.parametrize("quantisation", ["none", "int8", "w8a8", "int4"])
 def test_a_trimmed_head_has_the_rows_of_its_ids(tmp_path: Path, quantisation: str) -> None:
     folder = write_model(tmp_path / "model", seed=4)
     build_graph(TINY, QuantisedWeights(RandomWeights(TINY, 4), quantisation, keep_blocks=False), folder.path)  # type: ignore[arg-type]
