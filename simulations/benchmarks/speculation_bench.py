@@ -46,7 +46,7 @@ from edgeduet_client.llm.speculation.speculator import Speculator
 
 PARTS = ("arms", "mix", "fly", "peers")
 TOKENS = 96
-LENGTHS = (1, 2, 3, 4, 6, 8)
+LENGTHS = (1, 2, 4, 8)
 FLY_LENGTH = 15
 """Long drafts, where fly can help: it needs a window of agreeing tokens behind a mismatch."""
 STREAM_RUN = 3

@@ -34,6 +34,7 @@ class Round:
         accepted: of those, the ones that were committed.
         emitted: tokens committed in all, the target's own included.
         seconds: by part: draft, verify, catch_up, sampling, evaluation.
+        spoke: of a drafter made of others, the part whose proposal it was; empty where none said anything.
     """
 
     arm: Arm
@@ -42,6 +43,7 @@ class Round:
     accepted: int
     emitted: int
     seconds: Mapping[str, float]
+    spoke: str = ""
 
 
 class Selector(Protocol):

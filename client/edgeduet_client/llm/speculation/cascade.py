@@ -5,13 +5,16 @@ network has always something to say. Played alone, each leaves the other's place
 speaks where the lookup is silent.
 
 Which part is heard depends on the committed text and on laws, never on a token that is being drawn, so the draft stays
-one that can be verified exactly. The parts are drafters that are open already, by themselves arms like any other; a
-cascade holds nothing of its own.
+one that can be verified exactly. The parts are drafters that are open already; a cascade holds nothing of its own.
+
+A part behind the first is not offered to a selector by itself: where those before it are silent the cascade says the
+same, and where they speak they are right more often than it. One choice less is evidence that says more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -35,13 +38,20 @@ class CascadeDrafter:
     Args:
         name: as configured.
         parts: two or more, in the order they are asked; whoever opened them starts them.
+        alone: whether parts behind the first are choices of their own as well.
+
+    Attributes:
+        first: name of the part that is asked first.
+        stands_for: names of parts that are no choices of their own.
     """
 
     kind = KIND
 
-    def __init__(self, name: str, parts: Sequence[Drafter]) -> None:
+    def __init__(self, name: str, parts: Sequence[Drafter], *, alone: bool = False) -> None:
         self.name = name
         self._parts = tuple(parts)
+        self.first = parts[0].name
+        self.stands_for = frozenset() if alone else frozenset(part.name for part in parts[1:])
         self.needs_hidden = any(part.needs_hidden for part in parts)
         self.longest = max(part.longest for part in parts)
 
@@ -54,7 +64,7 @@ class CascadeDrafter:
         for part in self._parts:
             draft = part.draft(text, min(length, part.longest), rng)
             if len(draft):
-                break
+                return replace(draft, part=part.name)
         return draft
 
     def redraft(self, text: CommittedText, starts: Sequence[int], depth: int) -> list[Redraft]:
@@ -82,6 +92,7 @@ class CascadeOptions(BaseModel):
     parts: str = Field(
         min_length=1, description="names of other drafters, in the order they are asked: ngram+recurrent"
     )
+    alone: bool = Field(False, description="parts behind the first are choices of their own as well")
 
 
 def open_cascade(name: str, options: Mapping[str, Any], drafters: Mapping[str, Drafter]) -> CascadeDrafter:
@@ -95,7 +106,8 @@ def open_cascade(name: str, options: Mapping[str, Any], drafters: Mapping[str, D
     Raises:
         RequestError: a part that is not among them, named twice, or alone.
     """
-    names = checked_options(CascadeOptions, name, options).parts.split(SEPARATOR)
+    chosen = checked_options(CascadeOptions, name, options)
+    names = chosen.parts.split(SEPARATOR)
     place = f"drafters.{name}.parts"
     for part in names:
         if part not in drafters:
@@ -106,4 +118,17 @@ def open_cascade(name: str, options: Mapping[str, Any], drafters: Mapping[str, D
         raise RequestError(
             f"drafter {name}: name two or more different parts, such as ngram{SEPARATOR}recurrent", place
         )
-    return CascadeDrafter(name, [drafters[part] for part in names])
+    return CascadeDrafter(name, [drafters[part] for part in names], alone=chosen.alone)
+
+
+def first_parts(drafters: Mapping[str, Drafter]) -> dict[str, str]:
+    """Return, by cascade, the name of its first part, where that is a choice too."""
+    offered = choices(drafters)
+    cascades = {name: one for name, one in offered.items() if isinstance(one, CascadeDrafter)}
+    return {name: one.first for name, one in cascades.items() if one.first in offered}
+
+
+def choices(drafters: Mapping[str, Drafter]) -> dict[str, Drafter]:
+    """Return the drafters a selector may pick: all but those a cascade stands for."""
+    covered = {name for one in drafters.values() if isinstance(one, CascadeDrafter) for name in one.stands_for}
+    return {name: drafter for name, drafter in drafters.items() if name not in covered}

@@ -215,7 +215,7 @@ class _Request:
         with self._survives(name):
             draft = drafter.draft(self.text, length, self.draft_rng)
         _check(draft, length, self.sampling.plan.vocab_size, name)
-        return Draft.certain(draft.tokens) if self.means.coupled else draft
+        return Draft.certain(draft.tokens, draft.part) if self.means.coupled else draft
 
     def _step(self, draft: Draft) -> Forward:
         """Run the last committed token and the draft; return one row for each."""
@@ -294,7 +294,7 @@ class _Request:
             "emitted": len(emissions),
         }
         self.counted.rounds.add(arm.drafter, arm.length, seconds=seconds, **counts)
-        round = Round(arm=arm, seconds=seconds, **counts)
+        round = Round(arm=arm, seconds=seconds, spoke=draft.part, **counts)
         self.means.selector.played(round)
         if self.means.costs is not None:
             self.means.costs.observe(round, len(self.text))

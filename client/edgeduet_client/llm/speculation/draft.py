@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from edgeduet_client.llm.distribution import Distribution
 
@@ -18,26 +18,28 @@ class Draft:
     Attributes:
         tokens: g >= 0 proposed tokens.
         laws: per token, what it was drawn from; ``None`` where it was certain (a lookup, an argmax): a point mass.
+        part: of a drafter made of others, the one that spoke.
     """
 
     tokens: tuple[int, ...] = ()
     laws: tuple[Distribution | None, ...] = ()
+    part: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         if len(self.tokens) != len(self.laws):
             raise ValueError(f"{len(self.tokens)} drafted tokens with {len(self.laws)} laws")
 
     @classmethod
-    def certain(cls, tokens: tuple[int, ...]) -> Draft:
+    def certain(cls, tokens: tuple[int, ...], part: str = "") -> Draft:
         """Return a draft all of whose tokens were certain."""
-        return cls(tokens, (None,) * len(tokens))
+        return cls(tokens, (None,) * len(tokens), part)
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def first(self, count: int) -> Draft:
         """Return the first ``count`` tokens; ``count`` must not depend on the tokens."""
-        return self if count >= len(self.tokens) else Draft(self.tokens[:count], self.laws[:count])
+        return self if count >= len(self.tokens) else Draft(self.tokens[:count], self.laws[:count], self.part)
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ scored on a block is settled when the block *opens*, before any token behind its
 text then says, no start is left out or added, so every curve that is handed on is unbiased given what was known when
 it was asked for.
 
-Every drafter has an account. ``share`` of the time of all rounds is paid in, in equal parts, up to what four blocks
-cost: what a cheap drafter leaves over is saved, not spent on a dear one. A block is scored when the account covers
+Every drafter has an account. ``share`` of the time of all rounds is paid in, in equal parts to those that have less
+than four blocks cost: a cheap drafter soon has. A block is scored when the account covers
 what it took before. Within a request a drafter is scored on the first three blocks, then on every 2nd, 4th, 8th: the
 text has shown what it is like; one that takes next to no time (a lookup) on all. A drafter that stands clearly below
 the best goes on to every 64th, over requests. A change (of the text, or of a standing) brings everybody back to every
@@ -149,9 +149,9 @@ class EvaluationBudget:
         standing = self._standing()
         nothing_pays = bool(standing) and max(standing.values()) < 1
         left = self.share * seconds * (NOTHING_PAYS if nothing_pays else 1)
-        for account in self._accounts.values():
-            if account.wants:
-                account.credit += left / len(self._accounts)
+        wanting = [account for account in self._accounts.values() if account.wants]
+        for account in wanting:
+            account.credit += left / len(wanting)
 
     def due(self, length: int) -> list[Block]:
         """Return the blocks that can be scored now that ``length`` tokens are committed, each once."""

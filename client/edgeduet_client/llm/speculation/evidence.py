@@ -1,5 +1,13 @@
 """What is known about every drafter: discounted means of its survival curves and of how much it proposes.
 
+A cascade says what its first part says wherever that says anything. So of a cascade only the places are kept where its
+first part is silent, and its curve is put together:
+
+    S_cascade = S_first + (1 - reach_first(1)) S_silent,
+
+and likewise how much it proposes. Both are then judged on the same places, though one is scored more often: texts
+change, and a comparison of different places is none.
+
 Axes: D drafters, K tokens of the horizon.
 """
 
@@ -35,16 +43,24 @@ class Evidence:
         depth: K.
         discount: weight of what is one scored start older.
         carry_over: starts that earlier requests count for.
+        first_parts: of cascades among them, the name of the first part, which is among them too.
     """
 
     def __init__(
-        self, drafters: Sequence[str], depth: int, *, discount: float = 0.995, carry_over: float = 4.0
+        self,
+        drafters: Sequence[str],
+        depth: int,
+        *,
+        discount: float = 0.995,
+        carry_over: float = 4.0,
+        first_parts: Mapping[str, str] | None = None,
     ) -> None:
         self.drafters = tuple(drafters)
         self.depth = depth
         self._discount = discount
         self._carry_over = carry_over
         self._row = {name: row for row, name in enumerate(self.drafters)}
+        self._first_parts = dict(first_parts or {})
         count = len(self.drafters)
         self._prior_DK = np.tile(FIRST_GUESS ** np.arange(1.0, depth + 1), (count, 1))
         # Share of drafts with at least k tokens.
@@ -78,7 +94,7 @@ class Evidence:
             survival: by drafter that was scored, (K,) or shorter.
             proposed: by drafter, how many tokens it would have proposed; one left out: all it may.
         """
-        known = [name for name in survival if name in self._row]
+        known = [name for name in survival if name in self._row and self._says_something(name, survival, proposed)]
         if not known:
             return
         rows = np.array([self._row[name] for name in known])
@@ -89,8 +105,22 @@ class Evidence:
         drafted_R = np.array([self.depth if proposed is None else proposed.get(name, self.depth) for name in known])
         self._take(rows, curves_RK, (np.arange(self.depth) < drafted_R[:, None]).astype(np.float64))
 
+    def _says_something(
+        self, name: str, survival: Mapping[str, NDArray[np.float64]], proposed: Mapping[str, int] | None
+    ) -> bool:
+        """Whether a start tells something about a drafter that its first part does not tell."""
+        first = self._first_parts.get(name)
+        return first is None or (first in survival and proposed is not None and proposed.get(first, self.depth) == 0)
+
     def add_round(
-        self, drafter: str, asked: int, proposed: int, accepted: int, *, factors: tuple[float, float] = (1.0, 1.0)
+        self,
+        drafter: str,
+        asked: int,
+        proposed: int,
+        accepted: int,
+        *,
+        factors: tuple[float, float] = (1.0, 1.0),
+        spoke: str = "",
     ) -> None:
         """Take up a round that was played: a start of its own, known at once and for nothing, ``asked`` levels deep.
 
@@ -99,10 +129,15 @@ class Evidence:
 
         Args:
             factors: how rounds of the arm differ from positions, in accepted and in proposed tokens.
+            spoke: of a cascade, the part whose proposal it was.
         """
-        row = self._row[drafter]
+        first = self._first_parts.get(drafter)
+        if first is not None and spoke != first:
+            # Its first part was silent there, which says something about that part as well.
+            self._take(np.array([self._row[first]]), *np.zeros((2, 1, self.depth)))
+        row = self._row[first if first is not None and spoke == first else drafter]
         curves = []
-        for means_DK, count, factor in zip((self.survival(), self.reach()), (accepted, proposed), factors, strict=True):
+        for means_DK, count, factor in zip(self._kept(), (accepted, proposed), factors, strict=True):
             curve = (np.arange(self.depth) < count) / factor
             if count >= asked:
                 expected = means_DK[row] / max(means_DK[row, asked - 1], 1e-9)
@@ -120,8 +155,18 @@ class Evidence:
     def survival(self) -> NDArray[np.float64]:
         """Return (D, K) means of S(1..K); not to be written to."""
         if self._means is None:
-            self._means = self._mean(self._sums_DK, self._prior_DK), self._mean(self._reach_DK, self._prior_reach_DK)
+            survival_DK, reach_DK = self._kept()
+            for name, first in self._first_parts.items():
+                row, before = self._row[name], self._row[first]
+                silent = 1 - reach_DK[before, 0]
+                survival_DK[row] = survival_DK[before] + silent * survival_DK[row]
+                reach_DK[row] = reach_DK[before] + silent * reach_DK[row]
+            self._means = survival_DK, reach_DK
         return self._means[0]
+
+    def _kept(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return (D, K) means of survival and reach as they are kept: of cascades, where their first part is silent."""
+        return self._mean(self._sums_DK, self._prior_DK), self._mean(self._reach_DK, self._prior_reach_DK)
 
     def reach(self) -> NDArray[np.float64]:
         """Return (D, K): share of drafts that have at least 1..K tokens; not to be written to."""

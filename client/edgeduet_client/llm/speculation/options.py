@@ -61,9 +61,7 @@ class SpeculationOptions(BaseModel):
     )
     selector: str = Field("ratio", description="rule that picks drafter and length every round")
     selector_options: dict[str, Any] = Field(default_factory=dict, description="what that rule understands")
-    lengths: tuple[LongestDraft, ...] = Field(
-        (1, 2, 3, 4, 6, 8), min_length=1, description="draft lengths to choose from"
-    )
+    lengths: tuple[LongestDraft, ...] = Field((1, 2, 4, 8), min_length=1, description="draft lengths to choose from")
     eval_budget: float = Field(0.04, ge=0, lt=1, description="share of the time spent on scoring drafters")
     estimator: Literal["rao-blackwell", "ratio"] = Field("rao-blackwell", description="how survival is estimated")
     discount: float = Field(0.995, gt=0, le=1, description="weight of evidence that is one position older")

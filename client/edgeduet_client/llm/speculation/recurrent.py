@@ -138,13 +138,19 @@ class RecurrentDrafter:
         return self._drawn(token, state, length, rng)
 
     def redraft(self, text: CommittedText, starts: Sequence[int], depth: int) -> list[Redraft]:
-        """Return what it would have proposed at each start, all in one batch."""
+        """Return what it would have proposed at each start.
+
+        Drafts that stop early are made one by one: in a batch all go on until the last one stops, which takes longer.
+        """
         places = [self._place(text, start) for start in starts]
+        if self._temperature is None:
+            drafts = [self._session.draft(token, state, depth, self._threshold) for token, state in places]
+            return [
+                Redraft(start, self._kept(made[:, 0], sure[:, 0]))
+                for start, (made, sure) in zip(starts, drafts, strict=True)
+            ]
         tokens = np.concatenate([token for token, _ in places])
         states = np.concatenate([state for _, state in places])
-        if self._temperature is None:
-            made, sure = self._session.draft(tokens, states, depth, self._threshold)
-            return [Redraft(start, self._kept(made[:, row], sure[:, row])) for row, start in enumerate(starts)]
         return self._relived(text, starts, tokens, states, depth)
 
     def memory_bytes(self) -> int:

@@ -99,9 +99,9 @@ class Speculator:
         if options.mode == "exact":
             found = cached_invariance(model.session, model.vocabulary.used, options.longest + 1, weights_sha256=weights)
         granule = 1 if found is None else found.granule
-        named = {drafter.name: drafter for drafter in drafters}
+        named = cascade.choices({drafter.name: drafter for drafter in drafters})
         lengths = {name: lengths_for(drafter, options.lengths, granule) for name, drafter in named.items()}
-        selector = _selector_for(options, lengths)
+        selector = _selector_for(options, lengths, cascade.first_parts(named))
         depth = max((of[-1] for of in lengths.values()), default=1)
         costs = calibrated_costs(
             model.session,
@@ -149,8 +149,9 @@ class Speculator:
         options = self.options.model_copy(
             update={"selector": name, "selector_options": dict(selector_options or {}), "trace": None}
         )
-        lengths = {drafter: self.lengths_of(drafter) for drafter in self.drafters}
-        selector = _selector_for(options, lengths)
+        offered = cascade.choices(self.drafters)
+        lengths = {drafter: self.lengths_of(drafter) for drafter in offered}
+        selector = _selector_for(options, lengths, cascade.first_parts(offered))
         depth = max((of[-1] for of in lengths.values()), default=1)
         return Speculator(
             options,
@@ -158,7 +159,7 @@ class Speculator:
             selector,
             self._means.costs,
             invariance=self.invariance,
-            scoring=scoring_for(options, self.drafters, depth, selector),
+            scoring=scoring_for(options, offered, depth, selector),
         )
 
     @property
@@ -252,7 +253,7 @@ class Speculator:
                 seconds=sum(sum(arm.seconds.values()) - arm.seconds["sampling"] for arm in rounds.arms()),
             )
         unused = {}
-        for name in self.drafters:
+        for name in cascade.choices(self.drafters):
             if not busy and not rounds.proposed_by(name) and name not in counted.failed:
                 unused[name] = why_unused(
                     name,
@@ -279,7 +280,9 @@ class Speculator:
         )
 
 
-def _selector_for(options: SpeculationOptions, lengths: Mapping[str, Sequence[int]]) -> Selector:
+def _selector_for(
+    options: SpeculationOptions, lengths: Mapping[str, Sequence[int]], first_parts: Mapping[str, str]
+) -> Selector:
     """Return the configured selector, over no draft and every drafter with each of its lengths."""
     return new_selector(
         options.selector,
@@ -290,6 +293,7 @@ def _selector_for(options: SpeculationOptions, lengths: Mapping[str, Sequence[in
             "discount": options.discount,
             "carry_over": options.carry_over,
             "hysteresis": options.hysteresis,
+            "first_parts": first_parts,
         },
     )
 

@@ -27,23 +27,23 @@ class StoredTable:
         scales: (V, blocks), or ``None`` for a dense table.
         offsets: (V, blocks), or ``None`` where all are zero.
         width: H.
-        factor: what rows are multiplied with.
+        factor: what rows are multiplied with: a number, or (H,).
     """
 
     codes: NDArray[Any]
     scales: NDArray[np.float32] | None
     offsets: NDArray[np.float32] | None
     width: int
-    factor: float = 1.0
+    factor: float | NDArray[np.float32] = 1.0
 
     def rows(self, ids: NDArray[np.integer]) -> NDArray[np.float32]:
         """Return float32 rows (n, H)."""
         if self.scales is None:
-            return np.float32(self.factor) * self.codes[ids].astype(np.float32)
+            return np.asarray(self.factor, np.float32) * self.codes[ids].astype(np.float32)
         codes, scales = self.codes[ids], self.scales[ids]
         blocks = scales.shape[1]
         if codes.dtype == np.int8:
-            return np.float32(self.factor) * codes.astype(np.float32) * scales
+            return np.asarray(self.factor, np.float32) * codes.astype(np.float32) * scales
         if codes.shape[1] * 2 >= 2 * self.width:
             values, middle = codes.astype(np.float32), 128
         else:
@@ -52,7 +52,9 @@ class StoredTable:
         values = (values.reshape(len(codes), blocks, -1) - middle) * scales[..., None]
         if self.offsets is not None:
             values += self.offsets[ids][..., None]
-        dense: NDArray[np.float32] = np.float32(self.factor) * values.reshape(len(codes), -1)[:, : self.width]
+        dense: NDArray[np.float32] = (
+            np.asarray(self.factor, np.float32) * values.reshape(len(codes), -1)[:, : self.width]
+        )
         return dense
 
 
@@ -81,8 +83,10 @@ def head_table(folder: ModelFolder) -> StoredTable:
     return _table(folder, graph, "embedding" if tied else "head", 1.0)
 
 
-def _table(folder: ModelFolder, graph: Any, name: str, factor: float) -> StoredTable:
+def _table(folder: ModelFolder, graph: Any, name: str, factor: float | NDArray[np.float32]) -> StoredTable:
     tensors = {tensor.name: tensor for tensor in graph.initializer}
+    if f"{name}.factors" in tensors:
+        factor = np.asarray(factor * stored_array(folder.path, tensors[f"{name}.factors"]), np.float32)
     width = folder.manifest.hidden_width
     if name in tensors:
         return StoredTable(stored_array(folder.path, tensors[name]), None, None, width, factor)

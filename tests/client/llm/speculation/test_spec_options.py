@@ -15,12 +15,7 @@ from edgeduet_client.llm.speculation.registry import BUILT_IN, GROUP, drafter_fa
 
 def test_nothing_said_is_the_default() -> None:
     options = SpeculationOptions()
-    assert (options.mode, options.verify, options.selector, options.lengths) == (
-        "fast",
-        "exact",
-        "ratio",
-        (1, 2, 3, 4, 6, 8),
-    )
+    assert (options.mode, options.verify, options.selector, options.lengths) == ("fast", "exact", "ratio", (1, 2, 4, 8))
     assert options.drafters is None
     assert options.longest == 8
 

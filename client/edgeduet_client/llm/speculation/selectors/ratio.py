@@ -50,6 +50,7 @@ class RatioSelector:
         hysteresis: another arm that is so much faster is taken at once.
         patience: rounds of such an advantage that smaller ones must add up to.
         probe_share: of the time that looking again at costs may lose.
+        first_parts: of cascades among the drafters, the name of the first part.
     """
 
     def __init__(
@@ -61,9 +62,16 @@ class RatioSelector:
         hysteresis: float = 1.05,
         patience: float = 8.0,
         probe_share: float = 0.005,
+        first_parts: Mapping[str, str] | None = None,
     ) -> None:
         self.table = ArmRates(arms)
-        self.evidence = Evidence(self.table.drafters, self.table.depth, discount=discount, carry_over=carry_over)
+        self.evidence = Evidence(
+            self.table.drafters,
+            self.table.depth,
+            discount=discount,
+            carry_over=carry_over,
+            first_parts=first_parts,
+        )
         self._hysteresis = hysteresis
         self._patience = patience
         self._probe_share = probe_share
@@ -127,6 +135,7 @@ class RatioSelector:
             round.proposed,
             round.accepted,
             factors=(float(accepted_A[place]), float(proposed_A[place])),
+            spoke=round.spoke,
         )
         if len(self._surprises) == _WATCHED:
             off = np.array(self._surprises)
