@@ -220,7 +220,8 @@ class _Import:
     def _write(self, quantisation: Quantisation, place: Path, ranges: Ranges | None = None) -> QuantisedWeights:
         source: Any = self.source.weights
         if ranges is not None:
-            source = SmoothedWeights(source, ranges, unit_offset=self.architecture.unit_offset_norms)
+            head = "embedding" if self.architecture.tied_head else "head"
+            source = SmoothedWeights(source, ranges, head=head, unit_offset=self.architecture.unit_offset_norms)
         weights = QuantisedWeights(source, quantisation, keep_blocks=self.keep_blocks)
         what = f"graph, {DTYPES[quantisation]}"
         build_graph(self.architecture, weights, place, lambda done, total: self.progress(what, done, total))

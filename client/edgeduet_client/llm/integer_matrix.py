@@ -40,10 +40,13 @@ class IntegerMatrix:
     Attributes:
         codes_NK: int8 ``(N, K)``, -127 to 127.
         steps_N: float32 ``(N,)``.
+        factors_K: what inputs are multiplied with before they are rounded, float32 ``(K,)``, part of the weight that
+            the matrix stands for; ``None``: one.
     """
 
     codes_NK: np.ndarray
     steps_N: np.ndarray
+    factors_K: np.ndarray | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -54,23 +57,29 @@ class IntegerMatrix:
     def dense(self) -> np.ndarray:
         """Return the weight that the codes stand for, float32 ``(N, K)``."""
         values: np.ndarray = self.codes_NK.astype(np.float32) * self.steps_N[:, None]
-        return values
+        return values if self.factors_K is None else values * self.factors_K
 
     def take_rows(self, order: np.ndarray) -> IntegerMatrix:
         """Return the matrix with its outputs in ``order``."""
-        return IntegerMatrix(self.codes_NK[order], self.steps_N[order])
+        return IntegerMatrix(self.codes_NK[order], self.steps_N[order], self.factors_K)
 
 
-def round_outputs(values_NK: np.ndarray) -> IntegerMatrix:
-    """Round a dense weight, float32 ``(N, K)``: the largest magnitude of an output lies on code 127."""
+def round_outputs(values_NK: np.ndarray, factors_K: np.ndarray | None = None) -> IntegerMatrix:
+    """Round a dense weight, float32 ``(N, K)``: the largest magnitude of an output lies on code 127.
+
+    Args:
+        factors_K: of :attr:`IntegerMatrix.factors_K`, divided out of the weight.
+    """
+    if factors_K is not None:
+        values_NK = values_NK / factors_K
     steps_N = (np.abs(values_NK).max(axis=1) / np.float32(_REACH)).astype(np.float32)
     inverse_N = np.divide(1.0, steps_N, out=np.zeros_like(steps_N), where=steps_N > np.float32(1e-30))
     codes_NK = np.clip(np.rint(values_NK * inverse_N[:, None]), -_REACH, _REACH).astype(np.int8)
-    return IntegerMatrix(codes_NK, steps_N)
+    return IntegerMatrix(codes_NK, steps_N, factors_K)
 
 
 def stack_outputs(parts: Sequence[IntegerMatrix]) -> IntegerMatrix:
-    """Put matrices over the same input on top of each other."""
+    """Put matrices over the same input, without factors, on top of each other."""
     codes = np.concatenate([part.codes_NK for part in parts])
     return IntegerMatrix(codes, np.concatenate([part.steps_N for part in parts]))
 
@@ -79,7 +88,9 @@ def integer_product(
     writer: _GraphWriter, matrix: IntegerMatrix, x: str, name: str, *, bias: np.ndarray | None, output: str
 ) -> str:
     """Write ``x @ matrix.T + bias`` for ``x`` of shape ``(rows, K)``; return ``output``."""
-    codes, scales = _rounded_rows(writer, x)
+    if matrix.factors_K is not None:
+        x = writer.node("Mul", [x, writer.weight(f"{name}.factors", matrix.factors_K)], f"{name}.in")
+    codes, scales = _rounded_rows(writer, x, asked=output == "logits")
     inputs = [
         codes,
         writer.weight(f"{name}.integers", matrix.codes_NK.T),
@@ -94,7 +105,7 @@ def integer_product(
     return writer.node("Add", [scaled, writer.weight(f"{name}.bias", bias)], output)
 
 
-def _rounded_rows(writer: _GraphWriter, x: str) -> tuple[str, str]:
+def _rounded_rows(writer: _GraphWriter, x: str, *, asked: bool) -> tuple[str, str]:
     """Write the rounding of ``x``, once for all products that share it: codes ``(rows, K)``, scales ``(rows, 1)``."""
     codes, scales = f"{x}.rounded", f"{x}.scales"
     if writer.computes(codes):
@@ -102,14 +113,14 @@ def _rounded_rows(writer: _GraphWriter, x: str) -> tuple[str, str]:
     last = writer.constant("axis.last", np.array([-1]))
     largest = writer.node("ReduceMax", [writer.node("Abs", [x], f"{x}.abs"), last], f"{x}.largest", keepdims=0)
     steps = writer.node("Mul", [largest, writer.constant("reach", np.array(1 / _REACH, np.float32))], f"{x}.steps")
-    writer.node("QuantizeLinear", [x, steps, _middles(writer, x)], codes, axis=0)
+    writer.node("QuantizeLinear", [x, steps, _middles(writer, x, asked=asked)], codes, axis=0)
     writer.node("Unsqueeze", [steps, last], scales)
     return codes, scales
 
 
-def _middles(writer: _GraphWriter, x: str) -> str:
+def _middles(writer: _GraphWriter, x: str, *, asked: bool) -> str:
     """Write one zero point per row; all rows of a step have the same, and so have those asked for."""
-    output = "middle.asked" if x == "hidden" else "middle.new"
+    output = "middle.asked" if asked else "middle.new"
     if not writer.computes(output):
         shape = writer.node("Shape", [x], f"{output}.shape", start=0, end=1)
         writer.node("Expand", [writer.constant("middle", np.array(_MIDDLE, np.uint8)), shape], output)
@@ -129,4 +140,8 @@ def integer_lookup(writer: _GraphWriter, table: IntegerMatrix, ids: str) -> str:
         "Sub", [numbers, writer.constant("middle.float", np.array(_MIDDLE, np.float32))], "embedded.from"
     )
     steps = writer.weight("embedding.scales", table.steps_N[:, None])
-    return writer.node("Mul", [centred, writer.node("Gather", [steps, ids], "embedded.steps", axis=0)], "embedded")
+    scale = writer.node("Gather", [steps, ids], "embedded.steps", axis=0)
+    if table.factors_K is None:
+        return writer.node("Mul", [centred, scale], "embedded")
+    scaled = writer.node("Mul", [centred, scale], "embedded.scaled.rows")
+    return writer.node("Mul", [scaled, writer.weight("embedding.factors", table.factors_K)], "embedded")

@@ -89,6 +89,8 @@ class QuantisedWeights:
     def _converted(self, name: str, matrix: AnyMatrix) -> AnyMatrix:
         if self._quantisation == "none":
             return DenseMatrix(matrix.dense())
+        if isinstance(matrix, IntegerMatrix):
+            return matrix
         if self._quantisation == "w8a8":
             return round_outputs(matrix.dense())
         if isinstance(matrix, BlockMatrix):

@@ -19,8 +19,9 @@ from edgeduet_client.llm.quantisation import QuantisedWeights
 from edgeduet_client.llm.session import TargetSession
 from edgeduet_client.llm.smoothing import SmoothedWeights, calibration_texts, input_ranges
 from edgeduet_client.llm.speculation.invariance import measure_invariance
+from edgeduet_client.llm.speculation.target_tables import embedding_table, head_table
 from edgeduet_client.llm.tokenizer import Tokenizer
-from tiny_llm import TINY, RandomWeights, byte_level_tokenizer, write_graph
+from tiny_llm import TINY, RandomWeights, byte_level_tokenizer, write_graph, write_model
 
 _SEEDS = st.integers(0, 2**32 - 1)
 
@@ -75,6 +76,43 @@ def test_a_product_is_the_formula(tmp_path: Path, outputs: int, inputs: int, bia
     step = scales[:, None] * np.abs(matrix.dense()).max()
     assert (np.abs(found - wanted) <= step * 1.01 + 1e-5 * np.abs(wanted)).all()
     assert np.abs(found - wanted).mean() < 1e-3 * np.abs(wanted).mean()
+
+
+def test_factors_are_part_of_the_weight(tmp_path: Path):
+    """Inputs whose first channel is large: with a factor for it the product errs much less."""
+    rng = np.random.default_rng(4)
+    values, x = (rng.standard_normal(size).astype(np.float32) for size in ((24, 64), (5, 64)))
+    x[:, 0] *= 100
+    factors = np.ones(64, np.float32)
+    factors[0] = 0.1
+    errors = []
+    for place, matrix in enumerate((round_outputs(values), round_outputs(values, factors))):
+        np.testing.assert_allclose(matrix.dense(), values, atol=0.5 * matrix.steps_N.max())
+        np.testing.assert_array_equal(matrix.take_rows(np.array([3])).dense(), matrix.dense()[[3]])
+        (tmp_path / str(place)).mkdir()
+        found = _session(tmp_path / str(place), matrix, None).run(None, {"x": x})[0]
+        errors.append(np.abs(found - x @ matrix.dense().T).mean())
+    assert errors[1] < 0.3 * errors[0]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_smoothed_head_and_its_tables_are_the_source_s(tmp_path: Path, tied: bool):
+    architecture = type(TINY)(**{**TINY.__dict__, "tied_head": tied})
+    source = RandomWeights(architecture, 2)
+    folder = write_model(tmp_path / "model", architecture=architecture, seed=2)
+    ranges = input_ranges(folder.graph, [list(range(40))])
+    head = "embedding" if tied else "head"
+    weights = QuantisedWeights(SmoothedWeights(source, ranges, head=head, unit_offset=False), "w8a8", keep_blocks=False)
+    build_graph(architecture, weights, folder.path)
+    ids = np.array([0, 7, 299, 7])
+    for table, name in ((embedding_table(folder), "embedding"), (head_table(folder), head)):
+        np.testing.assert_allclose(table.rows(ids), weights.matrix(name).dense()[ids], atol=1e-5)
+        assert np.abs(table.rows(ids) - source.matrix(name).dense()[ids]).mean() < 0.01
+    session = TargetSession(folder.graph, context_length=64, threads=1)
+    found = session.prefill([5, 6], session.new_cache(), rows=range(2), hidden=True)
+    assert found.hidden is not None
+    wanted = found.hidden @ weights.matrix(head).dense().T
+    assert np.abs(found.logits - wanted).mean() < 0.03 * np.abs(wanted).mean()
 
 
 def test_a_row_of_zeros_stays_zero(tmp_path: Path):
@@ -160,11 +198,14 @@ def test_smoothing_leaves_a_model_what_it_was(tmp_path: Path, unit_offset: bool)
             ranges = input_ranges(tmp_path / "plain" / "model.onnx", [list(range(40)), [5, 6, 7]])
             assert {len(values) for values in ranges.values()} == {TINY.hidden_width, TINY.mlp_width}
             assert not (tmp_path / "plain" / "watched.onnx").exists()
-            weights = SmoothedWeights(source, ranges, unit_offset=unit_offset)
+            weights = SmoothedWeights(source, ranges, head="head", unit_offset=unit_offset)
         sessions.append(TargetSession(build_graph(architecture, weights, folder), context_length=512, threads=1))
     ids = np.random.default_rng(2).integers(0, 300, 40).tolist()
-    plain, smoothed = (session.prefill(ids, session.new_cache(), rows=range(40)).logits for session in sessions)
-    np.testing.assert_allclose(smoothed, plain, atol=1e-3 * np.abs(plain).max())
+    plain, smoothed = (session.prefill(ids, session.new_cache(), rows=range(40), hidden=True) for session in sessions)
+    assert plain.hidden is not None and smoothed.hidden is not None
+    np.testing.assert_allclose(smoothed.hidden, plain.hidden, atol=1e-3 * np.abs(plain.hidden).max())
+    # The head is rounded already.
+    assert np.abs(smoothed.logits - plain.logits).mean() < 0.03 * np.abs(plain.logits).mean()
 
 
 def test_ranges_are_the_largest_over_all_texts(tmp_path: Path):
