@@ -494,7 +494,7 @@ def test_a_quantisation_that_costs_too_much_is_refused(whole: Path, tmp_path: Pa
     assert "--max-perplexity-ratio" in message
     check_ratio("int8", 1.019, None)
     check_ratio("int4", 1.09, None)
-    for quantisation, ratio in (("int8", 1.03), ("int4", 1.11), ("int4", float("nan"))):
+    for quantisation, ratio in (("int8", 1.03), ("w8a8", 1.06), ("int4", 1.11), ("int4", float("nan"))):
         with pytest.raises(ModelError, match="multiplies the perplexity"):
             check_ratio(quantisation, ratio, None)
 
