@@ -269,7 +269,12 @@ class Scenario(Section):
     drafter: DrafterConfig = DrafterConfig()
 
     @model_validator(mode="after")
-    def _domains_are_said(self) -> Scenario:
+    def _images_stay_where_they_are(self) -> Scenario:
+        if self.data.on_devices and self.partition != PartitionConfig():
+            raise ValueError(
+                "with data.source = 'device' every client trains on what it has, so nothing is dealt out: leave "
+                "[partition] out"
+            )
         if self.data.on_devices and self.stream.kind == "domain-incremental" and len(self.data.domains) < 2:
             raise ValueError(
                 "data.source = 'device' with stream.kind = 'domain-incremental' needs two or more data.domains, the "
@@ -373,4 +378,8 @@ def _one_line(error: ValidationError, model: type[BaseModel], where: str) -> str
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
     if first["type"] == "extra_forbidden":
         return f"{where}: unknown key '{key}'{nearest(key, known_keys(model))}{more}"
-    return f"{where}: {key}: {first['msg']} (got {first.get('input')!r}){more}"
+    what = first["msg"].removeprefix("Value error, ")
+    if isinstance(first.get("input"), Mapping):
+        # About a section as a whole: what was in it would hide what is wrong.
+        return f"{where}: {key + ': ' if first['loc'] else ''}{what}{more}"
+    return f"{where}: {key}: {what} (got {first.get('input')!r}){more}"

@@ -1,7 +1,7 @@
 """Devices that train on images of their own: real processes, nothing of an image on the server.
 
-The weights are those of the simulation over the same folders; images that come while devices run take part in the next
-run; a device without images says so and the others go on.
+The weights are those of the simulation over the same folders; images that come between two stages take part in the
+second; a device without images says so and the others go on.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
         yield made
 
 
-def examples(run: Path) -> dict[int, int]:
-    """Return how many images each client trained on in the first round of the last stage."""
+def examples(run: Path) -> list[dict[int, int]]:
+    """Return how many images each client trained on, round by round."""
     rounds = [event for event in read_events(run / "metrics.jsonl") if event["event"] == "round"]
-    return {client["client"]: client["examples"] for client in rounds[-2]["clients"]}
+    return [{client["client"]: client["examples"] for client in event["clients"]} for event in rounds]
 
 
 def test_devices_train_on_their_own_images_as_the_simulation_does(system: Deployment, tmp_path: Path) -> None:
@@ -85,16 +85,21 @@ def test_devices_train_on_their_own_images_as_the_simulation_does(system: Deploy
     assert system.devices[1].command("classify", str(tmp_path / "dot.png"))
 
 
-def test_images_that_come_while_a_device_runs_take_part(system: Deployment) -> None:
-    before = examples(system.config.home / "runs" / "own")
-    write_images(system.devices[1].home / "own", {"star": 12}, first=50)
+def test_images_that_come_between_two_stages_take_part_in_the_second(system: Deployment) -> None:
+    before, device = examples(system.config.home / "runs" / "own"), system.devices[1]
+    write_images(device.home / "new", {"star": 12}, first=50)
     run = system.start_run("more", scenario("device"))
+    system.wait_for_event("more", "evaluate")
+    (device.home / "new" / "star").rename(device.home / "own" / "star")
     system.wait_for("more", "finished")
     after = examples(run)
-    # Client 1 had nothing of the last stage before, so its reply was not used.
-    assert 1 not in before
-    assert after.pop(1) > 0
-    assert after == before
+    # Client 1 had nothing of the second stage, so its replies were not used. The round that began meanwhile may have
+    # looked before the images came; the next one saw them.
+    assert 1 not in before[3] and after[3].pop(1) > 0
+    assert (after[:2], after[3]) == (before[:2], before[3])
+    first, last = (event["clients"][1]["totals"][1] for event in system.events("more", "evaluate"))
+    assert first == 0
+    assert examples(run)[3][1] + last == 12
 
 
 def test_a_device_without_images_says_so_and_the_others_go_on(system: Deployment) -> None:

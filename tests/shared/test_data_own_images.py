@@ -230,11 +230,17 @@ def test_a_corrupt_image_is_named_and_skipped_only_when_asked_to(tmp_path: Path)
     [
         ({"classes": []}, {}, "needs classes"),
         ({}, {"kind": "domain-incremental"}, "needs two or more data.domains"),
+        ({"source": "device:/somewhere"}, {"kind": "domain-incremental"}, "needs two or more data.domains"),
     ],
 )
 def test_a_scenario_must_name_what_nobody_sees(data: dict[str, Any], stream: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         scenario(data=data, **({"stream": stream} if stream else {}))
+
+
+def test_nothing_is_dealt_out() -> None:
+    with pytest.raises(ConfigError, match=r"leave \[partition\] out"):
+        scenario(partition={"kind": "dirichlet"})
 
 
 def test_a_process_that_is_no_device_says_how_to_simulate_one(tmp_path: Path) -> None:

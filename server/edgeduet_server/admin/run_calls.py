@@ -44,7 +44,7 @@ from edgeduet_server.registry.runs import (
 from edgeduet_server.registry.store import Registry
 from edgeduet_shared.admin_api import admin_pb2 as pb
 from edgeduet_shared.admin_api.as_json import timestamp
-from edgeduet_shared.config import PartitionConfig, Scenario, apply_overrides, known_keys, parse
+from edgeduet_shared.config import Scenario, apply_overrides, known_keys, parse
 from edgeduet_shared.errors import ConfigError, EdgeDuetError
 from edgeduet_shared.names import check_name
 from edgeduet_shared.run_config import RunConfig
@@ -277,18 +277,12 @@ def check_images(scenario: Scenario) -> None:
     """Refuse what only a simulation of devices with images of their own can do.
 
     Raises:
-        ConfigError: the scenario names the devices' folders, or settings that decide about images which nobody shares.
+        ConfigError: the scenario names the devices' folders.
     """
-    if not scenario.data.on_devices:
-        return
-    if scenario.data.source != "device":
+    if scenario.data.on_devices and scenario.data.source != "device":
         raise ConfigError(
             f"scenario: data.source = {scenario.data.source!a} is for simulations; set it to 'device': each device "
             "names its own folder in its device.toml"
-        )
-    if scenario.partition != PartitionConfig():
-        raise ConfigError(
-            "scenario: with data.source = 'device' every device trains on what it has; leave [partition] out"
         )
 
 
