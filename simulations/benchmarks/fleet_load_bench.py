@@ -168,7 +168,7 @@ def measure(devices: int, rounds: int, work: float, folder: Path) -> Load:
     server = _start(config, folder / "server.out")
     fleet = None
     try:
-        _wait(lambda: _answers(config), "SuperLink")
+        _wait(lambda: _answers(config, server, folder / "server.out"), "SuperLink")
         authority = config.folder("pki") / "ca.crt"
         keys = let_in(f"127.0.0.1:{config.network.superlink_port}", authority, devices)
         fleet = Fleet(f"localhost:{config.network.public_port}", authority, tasks=1, work=work)
@@ -230,7 +230,9 @@ def _start(config: ServerConfig, out: Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
 
 
-def _answers(config: ServerConfig) -> bool:
+def _answers(config: ServerConfig, server: subprocess.Popen[bytes], out: Path) -> bool:
+    if server.poll() is not None:
+        raise RuntimeError(f"the server ended: {out.read_text(errors='replace').strip()[-500:]}")
     state = RunningState(config.home, "server").read()
     ports = {config.network.superlink_port, config.network.public_port}
     listening = {c.laddr.port for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
